@@ -1,0 +1,1 @@
+"""What a turn wants done next: four effects, decided from the state alone."""

@@ -1,0 +1,223 @@
+"""Events: the inbound messages of sessions, and how a row of a source becomes one.
+
+The JSON of an event (one object per row)::
+
+    {"session_id": "s1",                      required, 1 to 256 characters
+     "type": "message",                       message (default) | reset | cancel | approval
+     "event_id": "e-17",                      the producer's id; a repeat within the session is dropped
+     "messages": [{"role": "user", "content": "..."}],    required for message; roles user and assistant
+     "tools": ["crm_query", {"name": "...", "description": "...", "parameters": {...}}],   none: all registered
+     "max_tokens": 512, "ts": 1764500000000, "metadata": {...},
+     "turn_id": "...", "call_id": "...", "decision": "approve", "by": "...", "reason": "..."}   cancel, approval
+
+`ts` is milliseconds since the epoch (a number) or an ISO 8601 text; without it the row's own time counts. Unknown fields are
+kept in `metadata`.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import hashlib
+from typing import Any, Literal, Optional, Union
+
+import msgspec
+
+from hermes_spark.messages import JsonObject, Message, ToolSpec
+
+EventType = Literal["message", "reset", "cancel", "approval"]
+ToolChoice = Optional[tuple[Union[str, ToolSpec], ...]]  # noqa: UP007, UP045 (msgspec reads it on 3.10)
+
+ROUTING_VERSION = 1
+
+
+class Coordinates(msgspec.Struct, frozen=True, array_like=True):
+    """Where a row came from: its identity. `partition` is a Kafka `topic-partition`, a file's path, or a task's name."""
+
+    partition: str
+    offset: int
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One row of a source before anybody has looked into it."""
+
+    coordinates: Coordinates
+    timestamp_ms: int
+    value: bytes
+    fault: str = ""
+    """Set by a source that could not read the row (a file too large, say): the reason it is rejected for."""
+
+
+class Event(msgspec.Struct, frozen=True, array_like=True):
+    """One inbound message for a session, validated."""
+
+    coordinates: Coordinates
+    session_id: str
+    ts_ms: int
+    type: EventType = "message"
+    event_id: str = ""
+    messages: tuple[Message, ...] = ()
+    tools: ToolChoice = None
+    max_tokens: int | None = None
+    metadata: JsonObject = {}
+    turn_id: str = ""
+    call_id: str = ""
+    decision: str = ""
+    by: str = ""
+    reason: str = ""
+
+
+class InvalidEvent(ValueError):
+    """A row is no event; the text is the reason that its dead letter shows. Not part of the error tree: it is data."""
+
+
+def shard_of(session_id: str, shards: int) -> int:
+    """The shard of a session under routing version 1: blake2b-64 of the UTF-8 id, modulo the shard count."""
+    return int.from_bytes(hashlib.blake2b(session_id.encode(), digest_size=8).digest(), "big") % shards
+
+
+def turn_id_of(query_id: str, session_id: str, coordinates: Coordinates) -> str:
+    """The id of the turn an event causes: 32 hex digits, a hash over length-prefixed fields (joined texts collide)."""
+    return _digest(query_id, session_id, coordinates.partition, str(coordinates.offset))
+
+
+def call_id_of(turn_id: str, step: int, index: int) -> str:
+    """The id of call `index` of step `step`; also the tool's `Idempotency-Key`. 32 hex digits."""
+    return _digest(turn_id, str(step), str(index), "run")
+
+
+def _digest(*fields: str) -> str:
+    h = hashlib.blake2b(digest_size=16)
+    for field in fields:
+        data = field.encode()
+        h.update(len(data).to_bytes(4, "big"))
+        h.update(data)
+    return h.hexdigest()
+
+
+class _SessionOnly(msgspec.Struct):
+    session_id: Any = None
+
+
+_session_decoder = msgspec.json.Decoder(_SessionOnly)
+
+
+def routing_key(row: Row) -> str:
+    """What decides a row's shard: its session id if it plainly has one, else its source partition. Never raises."""
+    try:
+        session_id = _session_decoder.decode(row.value).session_id
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        session_id = None
+    if isinstance(session_id, str) and session_id:
+        return session_id
+    return row.coordinates.partition
+
+
+class _WireMessage(msgspec.Struct):
+    role: Literal["user", "assistant"]
+    content: str
+
+
+class _WireTool(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+    description: str = ""
+    parameters: Optional[dict[str, Any]] = None  # noqa: UP045
+
+
+class _WireEvent(msgspec.Struct):
+    session_id: str
+    type: EventType = "message"
+    event_id: str = ""
+    messages: tuple[_WireMessage, ...] = ()
+    tools: Optional[tuple[Union[str, _WireTool], ...]] = None  # noqa: UP007, UP045
+    max_tokens: Optional[int] = None  # noqa: UP045
+    ts: Union[int, float, str, None] = None  # noqa: UP007
+    metadata: dict[str, Any] = {}
+    turn_id: str = ""
+    call_id: str = ""
+    decision: Literal["", "approve", "deny"] = ""
+    by: str = ""
+    reason: str = ""
+
+
+_KNOWN = frozenset(_WireEvent.__struct_fields__)
+
+
+def parse_event(row: Row, *, max_bytes: int) -> Event:
+    """The event of `row`. Raises `InvalidEvent` with a sentence that names the field and what was expected.
+
+    `max_bytes` bounds the row (setting `intake.max_event_bytes`).
+    """
+    if row.fault:
+        raise InvalidEvent(row.fault)
+    if len(row.value) > max_bytes:
+        raise InvalidEvent(
+            f"the event has {len(row.value)} bytes; at most {max_bytes} are taken (intake.max_event_bytes)"
+        )
+    wire, extra = _decode(row.value)
+    _check(wire)
+    return Event(
+        coordinates=row.coordinates,
+        session_id=wire.session_id,
+        ts_ms=_milliseconds(wire.ts, row.timestamp_ms),
+        type=wire.type,
+        event_id=wire.event_id,
+        messages=tuple(Message(m.role, m.content) for m in wire.messages),
+        tools=None if wire.tools is None else tuple(_choice(tool) for tool in wire.tools),
+        max_tokens=wire.max_tokens,
+        metadata={**wire.metadata, **extra},
+        turn_id=wire.turn_id,
+        call_id=wire.call_id,
+        decision=wire.decision,
+        by=wire.by,
+        reason=wire.reason,
+    )
+
+
+def _decode(value: bytes) -> tuple[_WireEvent, JsonObject]:
+    try:
+        raw = msgspec.json.decode(value)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
+        raise InvalidEvent(f"not JSON: {exc}") from None
+    if not isinstance(raw, dict):
+        raise InvalidEvent(f"expected a JSON object, got {type(raw).__name__}")
+    if not raw.get("session_id"):
+        raise InvalidEvent("session_id is missing; every event names its session")
+    try:
+        return msgspec.convert(raw, _WireEvent), {k: v for k, v in raw.items() if k not in _KNOWN}
+    except msgspec.ValidationError as exc:
+        raise InvalidEvent(f"not an event: {exc}") from None
+
+
+def _check(wire: _WireEvent) -> None:
+    if len(wire.session_id) > 256:
+        raise InvalidEvent("session_id has more than 256 characters")
+    if wire.type == "message" and not any(m.role == "user" for m in wire.messages):
+        raise InvalidEvent("messages holds no user message; a message event needs at least one")
+    if wire.max_tokens is not None and wire.max_tokens < 1:
+        raise InvalidEvent(f"max_tokens is {wire.max_tokens}; expected 1 or more")
+    if wire.type == "approval" and not (wire.turn_id and wire.call_id and wire.decision):
+        raise InvalidEvent("an approval needs turn_id, call_id and decision (approve or deny)")
+
+
+def _choice(tool: str | _WireTool) -> str | ToolSpec:
+    if isinstance(tool, str):
+        return tool
+    if tool.parameters is None:
+        return tool.name
+    return ToolSpec(tool.name, tool.description, tool.parameters)
+
+
+def _milliseconds(ts: float | str | None, default: int) -> int:
+    if ts is None:
+        return default
+    if isinstance(ts, str):
+        try:
+            parsed = dt.datetime.fromisoformat(ts.replace("Z", "+00:00"))
+        except ValueError:
+            raise InvalidEvent(f"ts is {ts!r}; expected milliseconds since the epoch or ISO 8601") from None
+        if parsed.tzinfo is None:
+            parsed = parsed.replace(tzinfo=dt.timezone.utc)
+        return int(parsed.timestamp() * 1000)
+    if not 0 <= ts < 1e14:
+        raise InvalidEvent(f"ts is {ts}; expected milliseconds since the epoch")
+    return int(ts)

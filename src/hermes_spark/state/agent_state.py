@@ -1,0 +1,108 @@
+"""AgentState: all that is kept for one session. A value: changed only by `agent.turn.apply`, one record at a time."""
+
+from __future__ import annotations
+
+import msgspec
+
+from hermes_spark.events import Coordinates, ToolChoice
+from hermes_spark.messages import JsonObject, Message, Usage
+from hermes_spark.state.records import Limits, Taken
+
+SCHEMA_VERSION = 1
+
+NEW, SENT, DONE = "new", "sent", "done"
+
+
+class CallState(msgspec.Struct, frozen=True, array_like=True):
+    """One tool call of an open turn."""
+
+    id: str
+    name: str
+    arguments: JsonObject
+    step: int
+    status: str = NEW
+    """`new` (wanted), `sent` (its intent is recorded), `done` (its result is recorded, or it was refused)."""
+    result: str = ""
+    """`ok`, `error`, `timeout`, `unknown` or `refused`; empty until done."""
+    content: str = ""
+    policy: str = ""
+    attempts: int = 0
+    sent_ms: int = 0
+    done_ms: int = 0
+
+
+class Turn(msgspec.Struct, frozen=True, array_like=True):
+    """The open turn of a session."""
+
+    id: str
+    coordinates: Coordinates
+    event_id: str
+    event_ts_ms: int
+    taken_ms: int
+    limits: Limits
+    tools: ToolChoice
+    metadata: JsonObject = {}
+    step: int = 0
+    """Completions made so far."""
+    calls: tuple[CallState, ...] = ()
+    """Calls of the current step, in call order; empty between steps."""
+    past_calls: tuple[CallState, ...] = ()
+    notes: tuple[str, ...] = ()
+    """Errors of the current step to be told to the model after its results."""
+    errors: int = 0
+    cuts: int = 0
+    """Completions that were cut and thrown away."""
+    thinking: bool = True
+    """Off after a reply whose thinking used up its whole length."""
+    usage: Usage = Usage()
+    reply: str | None = None
+    truncated: bool = False
+    stopping: str = ""
+    """Why the turn ends without an answer: `cancelled: ...`, `deadline: ...`, `model_...: ...`; empty while it runs."""
+
+
+class Queued(msgspec.Struct, frozen=True, array_like=True):
+    """An event that waits for its turn."""
+
+    taken: Taken
+    stopping: str = ""
+    """Set by a `cancel` that came while it waited."""
+
+
+class AgentState(msgspec.Struct, frozen=True, array_like=True):
+    """All that is kept for one session."""
+
+    session_id: str
+    messages: tuple[Message, ...] = ()
+    """History and, at its end, the messages of the open turn. Always renders."""
+    tools: ToolChoice = None
+    """The tools the latest message event asked for; None means all that are registered."""
+    memory: JsonObject = {}
+    turn: Turn | None = None
+    queue: tuple[Queued, ...] = ()
+    seen_event_ids: tuple[str, ...] = ()
+    """The newest producer event ids (at most 256), to drop the producer's repeats."""
+    turns: int = 0
+    calls: int = 0
+    created_ms: int = 0
+    updated_ms: int = 0
+    schema_version: int = SCHEMA_VERSION
+
+    @property
+    def idle(self) -> bool:
+        """True when nothing is open and nothing waits."""
+        return self.turn is None and not self.queue
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(AgentState)
+
+
+def encode_state(state: AgentState) -> bytes:
+    """Msgpack bytes of one state."""
+    return _encoder.encode(state)
+
+
+def decode_state(data: bytes) -> AgentState:
+    """The state behind `data`. Raises `msgspec.MsgspecError` if it is none."""
+    return _decoder.decode(data)
