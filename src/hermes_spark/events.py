@@ -18,14 +18,14 @@ from __future__ import annotations
 
 import datetime as dt
 import hashlib
-from typing import Any, Literal, Optional, Union
+from typing import Any, Literal
 
 import msgspec
 
 from hermes_spark.messages import JsonObject, Message, ToolSpec
 
 EventType = Literal["message", "reset", "cancel", "approval"]
-ToolChoice = Optional[tuple[Union[str, ToolSpec], ...]]  # noqa: UP007, UP045 (msgspec reads it on 3.10)
+ToolChoice = tuple[str | ToolSpec, ...] | None
 
 ROUTING_VERSION = 1
 
@@ -120,7 +120,7 @@ class _WireMessage(msgspec.Struct):
 class _WireTool(msgspec.Struct, forbid_unknown_fields=True):
     name: str
     description: str = ""
-    parameters: Optional[dict[str, Any]] = None  # noqa: UP045
+    parameters: dict[str, Any] | None = None
 
 
 class _WireEvent(msgspec.Struct):
@@ -128,9 +128,9 @@ class _WireEvent(msgspec.Struct):
     type: EventType = "message"
     event_id: str = ""
     messages: tuple[_WireMessage, ...] = ()
-    tools: Optional[tuple[Union[str, _WireTool], ...]] = None  # noqa: UP007, UP045
-    max_tokens: Optional[int] = None  # noqa: UP045
-    ts: Union[int, float, str, None] = None  # noqa: UP007
+    tools: tuple[str | _WireTool, ...] | None = None
+    max_tokens: int | None = None
+    ts: int | float | str | None = None
     metadata: dict[str, Any] = {}
     turn_id: str = ""
     call_id: str = ""

@@ -7,8 +7,6 @@ within a shard.
 
 from __future__ import annotations
 
-from typing import Union
-
 import msgspec
 
 from hermes_spark.events import Coordinates, Event
@@ -189,8 +187,8 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True, tag="o"):
     metadata: JsonObject = {}
 
 
-Record = Union[TermStarted, Taken, Rejected, Completed, Intent, Returned, Overdue, Outcome]  # noqa: UP007 (msgspec)
-SessionRecord = Union[Taken, Completed, Intent, Returned, Overdue, Outcome]  # noqa: UP007
+Record = TermStarted | Taken | Rejected | Completed | Intent | Returned | Overdue | Outcome
+SessionRecord = Taken | Completed | Intent | Returned | Overdue | Outcome
 """Records that belong to one session and are folded into its AgentState."""
 
 _encoder = msgspec.msgpack.Encoder()
