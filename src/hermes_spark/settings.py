@@ -1,0 +1,186 @@
+"""Every setting, with its type and default. `conf/hermes.yaml` lists the same ones with comments.
+
+A setting's name is its path here: `state.shards` is `spark.hermes.state.shards` as a Spark conf, `HERMES_STATE_SHARDS` in the
+environment and `state: {shards: ...}` in the file. Units end the name (`_ms`, `_s`, `_bytes`).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+
+class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    pass
+
+
+class SourceSettings(_Section):
+    """Where events come from."""
+
+    kind: Literal["rate", "files", "load"] = "rate"
+    path: str = ""
+    """files: the directory of JSON lines."""
+    max_files_per_trigger: int = 100
+    rows_per_second: int = 10
+    """rate, load."""
+    ramp_up_s: int = 0
+    sessions: int = 50
+    """rate, load: how many sessions take turns."""
+    seed: int = 0
+    """load: the same seed gives the same rows."""
+    partitions: int = 1
+    """load: how many partitions the rows are spread over."""
+    duration_s: int = 0
+    """load: stop making rows after so long; 0 means never."""
+    tick_ms: int = 1000
+    """How often a batch happens while no events arrive, so that finished turns are published."""
+
+
+class TriggerSettings(_Section):
+    """When micro-batches happen."""
+
+    interval_ms: int = 200
+    available_now: bool = False
+    """Take what is there, wait for its turns, publish, end."""
+
+
+class StopSettings(_Section):
+    """When the job ends by itself, and how long it may take."""
+
+    idle_s: float = 0.0
+    """End after so long without an event and without an open turn; 0 means never."""
+    drain_s: float = 30.0
+    """How long a graceful stop waits for open turns."""
+
+
+class HostSettings(_Section):
+    """Agent hosts."""
+
+    start_timeout_s: float = 60.0
+    restart_timeout_s: float = 20.0
+    address: str = ""
+    """Interface address that hosts and driver listen on; empty: the address that Spark's driver uses."""
+    max_open_turns: int = 1024
+    """Open turns of one host; above it hand-offs of messages wait."""
+    max_queued_bytes: int = 67_108_864
+    """Bytes of events taken whose turn has not ended, per host; above it hand-offs of messages wait."""
+
+
+class IntakeSettings(_Section):
+    """Taking events."""
+
+    max_event_bytes: int = 1_048_576
+    dead_letter_bytes: int = 65_536
+    """Bytes of a rejected row that are kept."""
+    handoff_timeout_s: float = 150.0
+    """A hand-off fails when so long nothing at all was taken and no turn ended."""
+    chunk_rows: int = 256
+    """Rows of one offer."""
+
+
+class StateSettings(_Section):
+    """State on disk."""
+
+    shards: int = 16
+    """Fixed for a checkpoint at its first start."""
+    path: str = ""
+    """Empty: `<checkpoint>/hermes`. A local directory for now."""
+    local_path: str = ""
+    """Where hosts keep RocksDB; empty: a directory under the system's temporary one."""
+    block_cache_bytes: int = 67_108_864
+    """Per host, shared by its shards."""
+    write_buffer_bytes: int = 33_554_432
+    """Per host, shared by its shards."""
+    max_open_files: int = 64
+    """Per shard."""
+    cache_bytes: int = 67_108_864
+    """Decoded-state cache of idle sessions, per host, in encoded bytes."""
+
+
+class AgentSettings(_Section):
+    """Bounds of a turn (`state.records.Limits`) and what the model is told first."""
+
+    system_prompt: str = "You are a careful assistant. Use the tools when facts are needed, and answer briefly."
+    thinking: bool = True
+    max_steps: int = 3
+    max_tokens: int = 1024
+    token_budget: int = 200_000
+    turn_timeout_ms: int = 120_000
+    max_errors: int = 3
+    max_calls: int = 8
+    history_chars: int = 48_000
+
+
+class ModelSettings(_Section):
+    """The model behind Triton."""
+
+    url: str = "127.0.0.1:8001"
+    """host:port of Triton's gRPC service, without a scheme."""
+    name: str = "qwen35b_a3b"
+    tokenizer: str = ""
+    """Local directory of the tokenizer; empty: the one beside the model in `model_repository/`."""
+    format: Literal["qwen3.5", "hermes"] = "qwen3.5"
+    max_in_flight: int = 256
+    """Requests under way per host."""
+    connect_timeout_s: float = 5.0
+    timeout_s: float = 60.0
+    """One completion, retries included."""
+    temperature: float = 0.6
+    top_p: float = 0.95
+    top_k: int = 20
+    seed: int = 0
+    """0: none is sent."""
+
+
+class ToolSettings(_Section):
+    """Tools over HTTP."""
+
+    file: str = "conf/tools.yaml"
+    base_url: str = ""
+    """Put before the `url` of tools that give a path only."""
+    timeout_s: float = 15.0
+    """Total time of one call, for tools that name none."""
+    max_in_flight: int = 256
+    """Calls under way per host."""
+    max_result_chars: int = 8_000
+    """A longer result is cut, and says so to the model."""
+
+
+class SinkSettings(_Section):
+    """Where outcomes, dead letters and controls go."""
+
+    path: str = ""
+    """Directory of the Parquet sink; empty: none."""
+    console: bool = False
+    publish_interval_ms: int = 1000
+    """The least time between two publishes; 0 publishes with every batch."""
+
+
+class TelemetrySettings(_Section):
+    """Logs and metrics."""
+
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    turn_log: str = ""
+    """Directory for one JSON line per durable outcome and host (ids and times only); empty: none."""
+
+
+class Settings(_Section):
+    """All settings of one job."""
+
+    plan: Literal["resident"] = "resident"
+    hosts: int = 0
+    """Agent hosts; 0: one per two slots, at least one."""
+    checkpoint: str = ""
+    """Spark's checkpoint directory; required."""
+    source: SourceSettings = SourceSettings()
+    trigger: TriggerSettings = TriggerSettings()
+    stop: StopSettings = StopSettings()
+    host: HostSettings = HostSettings()
+    intake: IntakeSettings = IntakeSettings()
+    state: StateSettings = StateSettings()
+    agent: AgentSettings = AgentSettings()
+    model: ModelSettings = ModelSettings()
+    tools: ToolSettings = ToolSettings()
+    sink: SinkSettings = SinkSettings()
+    telemetry: TelemetrySettings = TelemetrySettings()
