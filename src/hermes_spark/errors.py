@@ -17,6 +17,7 @@
     │   └── Fenced               a newer owner has taken this shard; drop everything held for it
     ├── HandoffError             a micro-batch could not hand its events over within its bound
     └── HostError                an agent host failed, or answered what it must not
+        └── HostAbsent           it is not there (yet, or any more); offer again later
 
 Errors cross process borders (Spark pickles them), so each one keeps all it knows in `args`.
 What a tool or the model does wrong is *data* for the model (`tools.registry.ToolResult`, `messages.Reply.errors`), not an
@@ -91,3 +92,7 @@ class HandoffError(HermesError):
 
 class HostError(HermesError):
     """An agent host failed, or gave an answer that it must not give."""
+
+
+class HostAbsent(HostError):
+    """An agent host cannot be reached: it has died or has not started yet. Whoever gets this offers again later."""

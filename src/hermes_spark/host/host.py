@@ -1,0 +1,226 @@
+"""The agent host: owns shards, runs their turns on one event loop, answers the driver and the hand-off tasks.
+
+It lives as long as its Spark task. It ends when told to (`stop`), on SIGHUP or when its parent dies (flush, then exit within a
+bound), and when its state fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+from collections.abc import Callable, Coroutine, Sequence
+
+import msgspec
+
+from hermes_spark.errors import HermesError, HostAbsent, HostError
+from hermes_spark.events import Row, shard_of
+from hermes_spark.host.effects import EffectRunner, Services
+from hermes_spark.host.flusher import Flusher
+from hermes_spark.host.shard import Shard
+from hermes_spark.host.takes import Offers
+from hermes_spark.host.wire import (
+    Assignment,
+    Barrier,
+    HostExit,
+    HostPayload,
+    OfferAnswer,
+    OfferHeader,
+    Registration,
+    ShardPosition,
+    WireClient,
+    WireServer,
+    local_address,
+    pack,
+    unpack,
+)
+from hermes_spark.state.records import Outcome, Position, TermId
+from hermes_spark.telemetry import JsonLines
+
+log = logging.getLogger(__name__)
+
+FLUSH_BOUND_S = 2.0
+"""How long a host may take to flush and end after SIGHUP or its parent's death."""
+PARENT_POLL_S = 0.2
+REQUEST_BOUND_S = 90.0
+"""Longest time any request may take on the loop; opening shards with a long journal is the slowest."""
+
+OpenShard = Callable[[int, TermId, Position, dict[str, int]], Shard]
+"""(shard, term, committed position, ends) -> the shard, opened and folded. Blocking; called off the loop."""
+
+
+class AgentHost:
+    """One host. Made on its event loop; `run` returns when it has ended."""
+
+    def __init__(
+        self, payload: HostPayload, make_services: Callable[[AgentHost], Services], open_shard: OpenShard
+    ) -> None:
+        self._payload = payload
+        self._open_shard = open_shard
+        self._loop = asyncio.get_running_loop()
+        self._owned: dict[int, tuple[TermId, Shard, EffectRunner]] = {}
+        self._stopped: asyncio.Future[HostExit] = self._loop.create_future()
+        self.services = make_services(self)
+        self._flusher = Flusher(lambda: [shard for _, shard, _ in self._owned.values()], self._shard_failed)
+        self._offers = Offers(self, self.services.settings.host)
+        turn_log = self.services.settings.telemetry.turn_log
+        self._turn_log = JsonLines(turn_log, f"turns-{payload.index}-{os.getpid()}.jsonl") if turn_log else None
+
+    async def run(self) -> HostExit:
+        """Serve until stopped."""
+        parent = os.getppid()
+        server = WireServer(self._payload.address or local_address(self._payload.driver), self._payload.token, self)
+        flushing = self._loop.create_task(self._flusher.run())
+        watching = self._loop.create_task(self._watch_parent(parent))
+        self._loop.add_signal_handler(signal.SIGHUP, self._hang_up)
+        try:
+            await self._loop.run_in_executor(None, self._register, server.address)
+            return await self._stopped
+        finally:
+            watching.cancel()
+            self._flusher.stop()
+            await flushing
+            await self._let_go()
+            server.shutdown()
+
+    # ------------------------------------------------------------------ requests, on Flight's threads
+
+    def offer(self, header: OfferHeader, rows: Sequence[Row]) -> OfferAnswer:
+        """Take rows; see `wire.Handler`."""
+        return asyncio.run_coroutine_threadsafe(self._offers.take(header, rows), self._loop).result(REQUEST_BOUND_S)
+
+    def act(self, action: str, body: bytes) -> bytes:
+        """Answer `assign`, `barrier` and `stop`."""
+        work: Coroutine[None, None, msgspec.Struct]
+        if action == "assign":
+            work = self._assign(unpack(body, Assignment))
+        elif action == "barrier":
+            work = self._barrier()
+        elif action == "stop":
+            work = self._stop(HostExit())
+        else:
+            raise HostError(f"the host knows no action {action!r}")
+        return pack(asyncio.run_coroutine_threadsafe(work, self._loop).result(REQUEST_BOUND_S))
+
+    # ------------------------------------------------------------------ on the loop
+
+    def owned(self, shard: int, term: TermId | None) -> tuple[Shard, EffectRunner] | None:
+        """The shard and its runner if this host owns it under exactly `term` and it has not failed."""
+        held = self._owned.get(shard)
+        if held is None or held[0] != term or held[1].failure is not None:
+            return None
+        return held[1], held[2]
+
+    @property
+    def open_turns(self) -> int:
+        """Sessions with an open turn or a waiting event."""
+        return sum(len(shard.sessions.live) for _, shard, _ in self._owned.values())
+
+    @property
+    def ended_turns(self) -> int:
+        """Turns ended since the start."""
+        return self._offers.ended
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of events taken whose turn has not ended."""
+        return sum(shard.held_bytes for _, shard, _ in self._owned.values())
+
+    def wake_flusher(self) -> None:
+        """Something was appended."""
+        self._flusher.wake()
+
+    def turn_ended(self, outcome: Outcome) -> None:
+        """Note an outcome: make room known, and log it once durable."""
+        self._offers.turn_ended()
+        self._flusher.wake()
+        if self._turn_log is not None:
+            self._loop.create_task(self._log_durable(outcome))
+
+    def failed(self, error: BaseException) -> None:
+        """A fault that no turn can survive: end with it."""
+        name = type(error).__name__ if isinstance(error, HermesError) else "HostError"
+        message = str(error) if isinstance(error, HermesError) else f"internal fault: {type(error).__name__}"
+        log.error("host %d ends: %s", self._payload.index, message, exc_info=not isinstance(error, HermesError))
+        if not self._stopped.done():
+            self._stopped.set_result(HostExit(name, message))
+
+    async def _assign(self, assignment: Assignment) -> Barrier:
+        for number, term in sorted(assignment.terms.items()):
+            held = self._owned.get(number)
+            if held is not None and held[0] >= term:
+                raise HostError(f"shard {number} is held here under term {held[0]}; {term} is not newer")
+            if held is not None:
+                self._drop(number)
+            committed = assignment.committed.get(number, Position())
+            shard = await self._loop.run_in_executor(None, self._open_shard, number, term, committed, assignment.ends)
+            runner = EffectRunner(shard, self.services)
+            self._owned[number] = (term, shard, runner)
+            for session_id in list(shard.sessions.live):
+                runner.drive(session_id)
+            self._flusher.wake()
+        return await self._barrier()
+
+    async def _barrier(self) -> Barrier:
+        positions = []
+        for number, (_, shard, _) in sorted(self._owned.items()):
+            await shard.durable()
+            positions.append(ShardPosition(number, shard.position()))
+        return Barrier(tuple(positions), self.open_turns, self.ended_turns)
+
+    async def _stop(self, exit_: HostExit) -> HostExit:
+        if not self._stopped.done():
+            self._loop.call_later(0.05, lambda: self._stopped.done() or self._stopped.set_result(exit_))
+        return exit_
+
+    async def _log_durable(self, outcome: Outcome) -> None:
+        held = self._owned.get(shard_of(outcome.session_id, self.services.settings.state.shards))
+        if held is not None and self._turn_log is not None:
+            await held[1].durable()
+            self._turn_log.write(turn_id=outcome.turn_id, status=outcome.status, ts=outcome.event_ts_ms)
+
+    def _shard_failed(self, shard: Shard, error: HermesError) -> None:
+        shard.fail(error)
+        self.failed(error)
+
+    def _drop(self, number: int) -> None:
+        _, shard, runner = self._owned.pop(number)
+        runner.close()
+        shard.close()
+
+    async def _let_go(self) -> None:
+        """Flush once more, then close everything. Called at the end, whatever the reason."""
+        await self._flusher.round()
+        for number in list(self._owned):
+            self._drop(number)
+        self._flusher.close()
+        await self.services.model.close()
+        await self.services.tools.close()
+
+    def _register(self, address: str) -> None:
+        client = WireClient(self._payload.driver, self._payload.token)
+        me = Registration(self._payload.index, address, os.getpid(), socket.gethostname())
+        try:
+            client.act("register", pack(me), 10.0)
+        except HostAbsent as exc:
+            raise HostError(f"the driver at {self._payload.driver} cannot be reached from this host: {exc}") from None
+        finally:
+            client.close()
+
+    async def _watch_parent(self, parent: int) -> None:
+        """End when the process that forked us is gone: nobody else would notice an orphan."""
+        while os.getppid() == parent:
+            await asyncio.sleep(PARENT_POLL_S)
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        log.info("host %d: told to hang up", self._payload.index)
+        self._loop.create_task(self._flush_and_exit())
+
+    async def _flush_and_exit(self) -> None:
+        # Spark is gone or going: there is nobody to return to, so leave without unwinding its worker loop.
+        self._loop.call_later(FLUSH_BOUND_S, os._exit, 1)
+        await self._flusher.round()
+        os._exit(0)

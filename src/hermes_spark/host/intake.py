@@ -1,0 +1,44 @@
+"""Which rows a shard has taken already: identity lives in the shard, never in the session, which may expire.
+
+Two kinds of sources. With offsets (`span` given) the shard keeps, per partition, the next offset it will take: a
+watermark keeps the order, where a set of ids would not. Without offsets (rate, files) a replayed batch brings the same
+rows in any split, so the shard keeps the ids of the newest batch only, and refuses an older batch.
+"""
+
+from __future__ import annotations
+
+from hermes_spark.errors import HandoffError
+from hermes_spark.events import Coordinates
+from hermes_spark.host.wire import Span
+
+
+class Intake:
+    """The memory of one shard of what it has taken. Folded from the journal; used on the host's loop only."""
+
+    def __init__(self, ends: dict[str, int]) -> None:
+        self._next = dict(ends)
+        self._batch = -1
+        self._ids: set[tuple[str, int]] = set()
+
+    def fold(self, coordinates: Coordinates, batch: int) -> None:
+        """Note that a row was taken or rejected (from its record)."""
+        self._next[coordinates.partition] = max(self._next.get(coordinates.partition, 0), coordinates.offset + 1)
+        if batch > self._batch:
+            self._batch, self._ids = batch, set()
+        if batch == self._batch:
+            self._ids.add((coordinates.partition, coordinates.offset))
+
+    def has(self, coordinates: Coordinates, batch: int, span: Span | None) -> bool:
+        """Whether the row was taken before.
+
+        Raises `HandoffError` when `batch` is older than one that this shard has already seen: its sender is a leftover.
+        """
+        if span is not None:
+            start = max(self._next.get(coordinates.partition, 0), span.start)
+            self._next[coordinates.partition] = start
+            return coordinates.offset < start
+        if batch < self._batch:
+            raise HandoffError(
+                f"batch {batch} was offered after batch {self._batch}; its sender is a leftover and must stop"
+            )
+        return batch == self._batch and (coordinates.partition, coordinates.offset) in self._ids

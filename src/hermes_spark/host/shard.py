@@ -1,0 +1,182 @@
+"""One shard under one term: takes events, appends facts, and knows what its turns want next.
+
+`append` is the only door: record -> journal buffer -> `apply` -> `next_effects`, in one step of the event loop, so that every
+decision is taken on the state as appended. Nothing that others may rely on (acknowledgements, positions, tool requests) leaves
+before `durable` says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from hermes_spark.agent import act
+from hermes_spark.agent.plan import Effect, next_effects
+from hermes_spark.agent.turn import apply
+from hermes_spark.errors import Fenced, HermesError
+from hermes_spark.events import Event, InvalidEvent, Row, parse_event
+from hermes_spark.host.intake import Intake
+from hermes_spark.host.sessions import Sessions
+from hermes_spark.host.wire import Span
+from hermes_spark.settings import Settings
+from hermes_spark.state.agent_state import AgentState
+from hermes_spark.state.journal import ShardJournal
+from hermes_spark.state.records import Outcome, Position, Record, Rejected, SessionRecord, Taken, TermStarted
+from hermes_spark.tools.registry import Registry
+
+FOLD_SLICE = 1000
+"""Idle sessions gathered while folding before they are written out, so that a long journal does not fill the memory."""
+
+
+class ShardRules(msgspec.Struct, frozen=True):
+    """What all shards of a host share."""
+
+    query_id: str
+    settings: Settings
+    registry: Registry
+    clock_ms: Callable[[], int]
+
+
+class Shard:
+    """A shard that this host owns. Used on the host's loop only."""
+
+    def __init__(self, rules: ShardRules, journal: ShardJournal, sessions: Sessions, intake: Intake) -> None:
+        self._rules = rules
+        self.journal = journal
+        self.sessions = sessions
+        self._intake = intake
+        self._now_ms = 0
+        self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._held: dict[str, int] = {}
+        self.held_bytes = 0
+        """Bytes of events taken whose turn has not ended."""
+        self.failure: HermesError | None = None
+
+    def fold(self, past: Iterable[tuple[int, Record]]) -> None:
+        """Live through the records of earlier terms. Called once, before anything else."""
+        for lsn, record in past:
+            self._remember(record)
+            if not isinstance(record, TermStarted | Rejected):
+                self._step(record, lsn)
+            if self.sessions.unwritten >= FOLD_SLICE:
+                self.sessions.write_back(self.journal.position())
+        self.sessions.write_back(self.journal.position())
+
+    def take(self, row: Row, batch: int, span: Span | None) -> Taken | Rejected | None:
+        """Take or reject one row; None when it was taken before. Durable only once `durable` returns."""
+        if self._intake.has(row.coordinates, batch, span):
+            return None
+        record = self._decide(row, batch)
+        self._intake.fold(row.coordinates, batch)
+        if isinstance(record, Rejected):
+            self.journal.append(record)
+        else:
+            self._hold(record, len(row.value))
+            self.append(record)
+        return record
+
+    def append(self, record: SessionRecord) -> AgentState:
+        """Append a fact of a session and apply it."""
+        if self.failure is not None:
+            raise self.failure
+        return self._step(record, self.journal.append(record))
+
+    def effects(self, session_id: str) -> tuple[Effect, ...]:
+        """What the session wants now."""
+        state = self.sessions.get(session_id)
+        return () if state is None else next_effects(state)
+
+    def now_ms(self) -> int:
+        """The time for a new record: the clock, but never before the last record."""
+        self._now_ms = max(self._now_ms, self._rules.clock_ms())
+        return self._now_ms
+
+    async def durable(self) -> None:
+        """Return when everything appended so far is durable. Raises what stopped the journal, `Fenced` above all."""
+        if self.failure is not None:
+            raise self.failure
+        lsn = self.journal.appended_lsn
+        if self.journal.durable_lsn < lsn:
+            future = asyncio.get_running_loop().create_future()
+            self._waiters.append((lsn, future))
+            await future
+
+    def flushed(self) -> None:
+        """The journal has become durable further: wake who waits, and let idle sessions go to the store."""
+        durable = self.journal.durable_lsn
+        while self._waiters and self._waiters[0][0] <= durable:
+            future = self._waiters.popleft()[1]
+            if not future.done():
+                future.set_result(None)
+        self.sessions.write_back(self.journal.position())
+
+    def fail(self, error: HermesError) -> None:
+        """Stop: nothing that was appended and is not durable counts any more."""
+        self.failure = error
+        for _, future in self._waiters:
+            if not future.done():
+                future.set_exception(error)
+        self._waiters.clear()
+
+    def position(self) -> Position:
+        """The durable end of the journal."""
+        return self.journal.position()
+
+    def close(self) -> None:
+        """Let go of files. Whoever still waits gets `Fenced`."""
+        self.fail(self.failure or Fenced("the shard was closed"))
+        self.journal.close()
+        self.sessions.close()
+
+    def _decide(self, row: Row, batch: int) -> Taken | Rejected:
+        rules = self._rules
+        session_id = ""
+        try:
+            event = parse_event(row, max_bytes=rules.settings.intake.max_event_bytes)
+            session_id = event.session_id
+            if refusal := rules.registry.refuse_choice(event.tools):
+                raise InvalidEvent(refusal)
+        except InvalidEvent as exc:
+            return Rejected(
+                coordinates=row.coordinates,
+                session_id=session_id,
+                reason=str(exc),
+                raw=row.value[: rules.settings.intake.dead_letter_bytes],
+                raw_bytes=len(row.value),
+                batch=batch,
+                time_ms=self.now_ms(),
+            )
+        return self._taken(event, batch)
+
+    def _taken(self, event: Event, batch: int) -> Taken:
+        return act.taken(
+            self.sessions.get(event.session_id),
+            event,
+            query_id=self._rules.query_id,
+            settings=self._rules.settings.agent,
+            batch=batch,
+            now_ms=self.now_ms(),
+        )
+
+    def _step(self, record: SessionRecord, lsn: int) -> AgentState:
+        state = apply(self.sessions.get(record.session_id), record)
+        self.sessions.put(state, lsn)
+        if isinstance(record, Outcome):
+            self.held_bytes -= self._held.pop(record.turn_id, 0)
+        return state
+
+    def _remember(self, record: Record) -> None:
+        self._now_ms = max(self._now_ms, record.time_ms)
+        if isinstance(record, Taken):
+            self._intake.fold(record.event.coordinates, record.batch)
+            self._hold(record, sum(len(m.content) for m in record.event.messages))
+        elif isinstance(record, Rejected):
+            self._intake.fold(record.coordinates, record.batch)
+
+    def _hold(self, record: Taken, size: int) -> None:
+        if record.turn_id and not record.repeat:
+            self._held[record.turn_id] = size
+            self.held_bytes += size

@@ -1,0 +1,191 @@
+"""The driver's own log: one record per micro-batch, written once, that says what the batch stands for.
+
+Objects in the state's storage::
+
+    meta.json            format, query id, shard count, routing version: written once, compared at every start
+    epochs/<e>.json      one per driver, by put-if-absent
+    commits/<batch>.json batch N = these source offsets + these journal positions; the commit point
+
+Whatever a put answers, the stored record is read back and counts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+import time
+import uuid
+from typing import Protocol, TypeVar
+
+import msgspec
+
+from hermes_spark.errors import CheckpointMismatch, StateError
+from hermes_spark.events import ROUTING_VERSION
+from hermes_spark.state.records import Position
+
+T = TypeVar("T")
+
+FORMAT = 1
+KEPT_COMMITS = 100
+"""Commits kept behind the newest, as many as Spark keeps of its own (`spark.sql.streaming.minBatchesToRetain`)."""
+
+
+class ObjectStorage(Protocol):
+    """The part of `state.storage.Storage` that this module needs."""
+
+    def put_if_absent(self, key: str, data: bytes) -> bool:
+        """Write unless the key exists; whether it wrote."""
+        ...
+
+    def get(self, key: str) -> bytes | None:
+        """The bytes, or None."""
+        ...
+
+    def list(self, prefix: str) -> list[str]:
+        """Sorted keys under a prefix."""
+        ...
+
+    def delete(self, key: str) -> None:
+        """Remove a key."""
+        ...
+
+
+class Meta(msgspec.Struct, frozen=True):
+    """What a state directory is, fixed at its first start."""
+
+    format: int
+    query_id: str
+    shards: int
+    routing: int
+
+
+class Epoch(msgspec.Struct, frozen=True):
+    """One driver's claim."""
+
+    epoch: int
+    node: str
+    pid: int
+    time_ms: int
+
+
+class Commit(msgspec.Struct, frozen=True):
+    """Batch N: everything up to `positions` belongs to batches up to N."""
+
+    batch: int
+    epoch: int
+    source: str
+    """Digest of the source lines of Spark's `offsets/<batch>`."""
+    ends: dict[str, int]
+    """Offsets taken up to, by partition; empty for sources without offsets."""
+    positions: dict[int, Position]
+    """By shard."""
+    published: dict[int, Position]
+    """Where the part that is not yet published begins: outcomes in (published, positions] are unpublished before N."""
+    publish: bool
+    """Whether N publishes them. A choice that is recorded, so that a replay of N publishes the same rows."""
+    taken: int
+    skipped: int
+    time_ms: int
+
+    def rest(self) -> dict[int, Position]:
+        """Where the unpublished part begins after N."""
+        return self.positions if self.publish else self.published
+
+
+class CommitLog:
+    """Reads and writes the three kinds of objects."""
+
+    def __init__(self, storage: ObjectStorage) -> None:
+        self._storage = storage
+
+    def meta(self, shards: int) -> Meta:
+        """The state's identity, made at the first start. Raises `CheckpointMismatch` if it does not fit `shards`."""
+        fresh = Meta(FORMAT, str(uuid.uuid4()), shards, ROUTING_VERSION)
+        if self._storage.get("meta.json") is None:
+            if self._storage.list("commits/"):
+                raise CheckpointMismatch(
+                    "the state holds commits but no meta.json; restore that file from a backup, or start on a new checkpoint"
+                )
+            self._storage.put_if_absent("meta.json", msgspec.json.encode(fresh))
+        meta = _decode(self._storage.get("meta.json"), Meta, "meta.json")
+        if meta.format != FORMAT:
+            raise CheckpointMismatch(
+                f"the state has format {meta.format}, this version reads {FORMAT}; run the version that wrote it"
+            )
+        if meta.shards != shards:
+            raise CheckpointMismatch(
+                f"the state was made with {meta.shards} shards and state.shards is {shards}; a checkpoint keeps its shard "
+                f"count: set spark.hermes.state.shards={meta.shards}, or start on a new checkpoint"
+            )
+        if meta.routing != ROUTING_VERSION:
+            raise CheckpointMismatch(
+                f"the state routes sessions by version {meta.routing}, this program by {ROUTING_VERSION}; "
+                "run the version that wrote it"
+            )
+        return meta
+
+    def claim_epoch(self) -> int:
+        """Claim the next driver epoch."""
+        while True:
+            keys = self._storage.list("epochs/")
+            epoch = 1 + max((int(key.rsplit("/", 1)[1].removesuffix(".json")) for key in keys), default=0)
+            claim = Epoch(epoch, socket.gethostname(), os.getpid(), time.time_ns() // 1_000_000)
+            if self._storage.put_if_absent(f"epochs/{epoch:010d}.json", msgspec.json.encode(claim)):
+                return epoch
+
+    def last(self) -> Commit | None:
+        """The newest commit, or None before the first."""
+        keys = self._storage.list("commits/")
+        return None if not keys else _decode(self._storage.get(keys[-1]), Commit, keys[-1])
+
+    def put(self, commit: Commit) -> Commit:
+        """Store a commit unless the batch has one, and return what is stored."""
+        key = _key(commit.batch)
+        self._storage.put_if_absent(key, msgspec.json.encode(commit))
+        return _decode(self._storage.get(key), Commit, key)
+
+    def forget(self, batch: int) -> None:
+        """Remove the commit that falls out of what is kept when `batch` is the newest."""
+        if batch >= KEPT_COMMITS:
+            self._storage.delete(_key(batch - KEPT_COMMITS))
+
+
+def source_digest(source_lines: list[str]) -> str:
+    """Digest of what Spark says a batch reads."""
+    return hashlib.blake2b("\n".join(source_lines).encode(), digest_size=16).hexdigest()
+
+
+def check_succession(last: Commit | None, batch: int, source: str) -> None:
+    """Batch N must follow the last commit, or be it. Raises `CheckpointMismatch` with what to do otherwise.
+
+    The second case is a replay: Spark wrote no commit of its own although ours was stored. Its offsets must be the ones that
+    the stored commit stands for.
+    """
+    expected = 0 if last is None else last.batch + 1
+    if batch == expected:
+        return
+    if last is None or batch != last.batch:
+        ours = "none" if last is None else str(last.batch)
+        raise CheckpointMismatch(
+            f"Spark's checkpoint is at batch {batch} but the last commit of the state is {ours}; the two do not belong "
+            "together: restore both from the same moment, or start on a new checkpoint"
+        )
+    if last.source != source:
+        raise CheckpointMismatch(
+            f"Spark replays batch {batch} with other offsets than the stored commit of that batch stands for; the two do "
+            "not belong together: restore both from the same moment, or start on a new checkpoint"
+        )
+
+
+def _key(batch: int) -> str:
+    return f"commits/{batch:012d}.json"
+
+
+def _decode(data: bytes | None, kind: type[T], key: str) -> T:
+    if data is None:
+        raise StateError(f"{key} was there a moment ago and is gone; something else deletes files of the state")
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.MsgspecError as exc:
+        raise StateError(f"{key} is damaged ({exc}); restore it from a backup, or start on a new checkpoint") from None

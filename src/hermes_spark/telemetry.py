@@ -1,0 +1,44 @@
+"""Logs and metrics. Logs hold ids, counts and times; never a customer's text, arguments or secrets."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import Counter, Gauge
+
+TURNS = Counter("hermes_turns", "Turns that ended, by status", ["status"])
+CALLS = Counter("hermes_tool_calls", "Tool calls that returned, by tool and status", ["tool", "status"])
+OPEN_TURNS = Gauge("hermes_open_turns", "Sessions with an open turn or a waiting event on this host")
+EVENTS = Counter("hermes_events", "Rows offered to this host, by what became of them", ["result"])
+
+
+def configure_logging(level: str) -> None:
+    """Send this package's logs to stderr, one line each, at `level`."""
+    logger = logging.getLogger("hermes_spark")
+    logger.setLevel(level)
+    if not logger.handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        logger.addHandler(handler)
+        logger.propagate = False
+
+
+class JsonLines:
+    """Appends small JSON objects to a file, each stamped with `at_ms`; for the benchmark and for log collection."""
+
+    def __init__(self, directory: str, name: str) -> None:
+        path = Path(directory)
+        path.mkdir(parents=True, exist_ok=True)
+        self._file = (path / name).open("a", buffering=1, encoding="utf-8")
+
+    def write(self, **fields: Any) -> None:
+        """Append one object."""
+        self._file.write(json.dumps({"at_ms": time.time_ns() / 1e6, **fields}) + "\n")
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
