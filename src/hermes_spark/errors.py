@@ -16,6 +16,7 @@
     │   ├── StorageFull          no space is left for state
     │   └── Fenced               a newer owner has taken this shard; drop everything held for it
     ├── HandoffError             a micro-batch could not hand its events over within its bound
+    ├── Stopped                  a batch was not begun because the job is ending; no fault
     └── HostError                an agent host failed, or answered what it must not
         └── HostAbsent           it is not there (yet, or any more); offer again later
 
@@ -88,6 +89,10 @@ class Fenced(StateError):
 
 class HandoffError(HermesError):
     """A micro-batch could not hand its events over within its bound."""
+
+
+class Stopped(HermesError):
+    """A batch was not begun because the job is ending. Spark replays it at the next start."""
 
 
 class HostError(HermesError):

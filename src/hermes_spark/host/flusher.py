@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
-from hermes_spark.errors import HermesError
+from hermes_spark.errors import HermesError, StateError
 from hermes_spark.host.shard import Shard
 from hermes_spark.state.journal import flush_all
 
@@ -43,18 +43,19 @@ class Flusher:
     async def round(self) -> None:
         """Write and sync all groups that wait now, and tell the shards."""
         async with self._one_round:
-            live = [shard for shard in self._shards() if shard.failure is None]
-            dirty = [(shard, group) for shard in live if (group := shard.journal.take_group()) is not None]
-            if not dirty:
+            live = {shard.journal: shard for shard in self._shards() if shard.failure is None}
+            groups = [group for journal in live if (group := journal.take_group()) is not None]
+            if not groups:
                 return
             loop = asyncio.get_running_loop()
-            errors = await loop.run_in_executor(self._disk, flush_all, [group for _, group in dirty])
-            for (shard, group), error in zip(dirty, errors, strict=True):
-                if error is None:
-                    shard.journal.confirm(group)
-                    shard.flushed()
+            for flushed in await loop.run_in_executor(self._disk, flush_all, groups):
+                shard = live[flushed.group.journal]
+                try:
+                    flushed.group.journal.confirm(flushed)
+                except StateError as exc:
+                    self._failed(shard, exc)
                 else:
-                    self._failed(shard, error)
+                    shard.flushed()
 
     def close(self) -> None:
         """End the disk thread after its round."""

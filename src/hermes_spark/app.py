@@ -1,0 +1,259 @@
+"""Puts the pieces together: the only module that chooses concrete stores, clients and sinks.
+
+Two processes start here. `stream_agent` is the driver's job (`jobs/stream_agent.py`); `run_host` is an agent host, named by
+`streaming.launcher` and run inside a Spark task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import urlparse
+
+import uvloop
+from pyspark.sql import SparkSession
+
+from hermes_spark.errors import HermesError, SettingsError, StartError
+from hermes_spark.host.effects import Services
+from hermes_spark.host.host import AgentHost, OpenShard
+from hermes_spark.host.intake import Intake
+from hermes_spark.host.sessions import Sessions
+from hermes_spark.host.shard import Shard, ShardRules
+from hermes_spark.host.wire import HostExit, HostPayload, unpack
+from hermes_spark.llm.tokenizer import ChatTokenizer
+from hermes_spark.llm.triton import TritonModel
+from hermes_spark.settings import ModelSettings, Settings, load, to_json, validate
+from hermes_spark.settings import from_json as settings_from_json
+from hermes_spark.state.journal import JournalReader, ShardJournal
+from hermes_spark.state.records import Position, TermId
+from hermes_spark.state.rocksdb import RocksMemory, RocksStore
+from hermes_spark.state.storage import Storage
+from hermes_spark.streaming.commit import CommitLog
+from hermes_spark.streaming.fleet import CommittedView, DriverPlace, Fleet
+from hermes_spark.streaming.launcher import SparkHostLauncher
+from hermes_spark.streaming.orchestrator import BatchParts, Orchestrator
+from hermes_spark.streaming.preflight import check_source, check_spark, check_workers, divide_slots
+from hermes_spark.streaming.publish import ConsoleSink, ParquetSink, Sink
+from hermes_spark.streaming.query import Ended, start, watch
+from hermes_spark.streaming.source import open_source
+from hermes_spark.telemetry import JsonLines, configure_logging
+from hermes_spark.tools.http import HttpToolCaller
+from hermes_spark.tools.registry import Registry
+
+log = logging.getLogger(__name__)
+
+CHECK_TIMEOUT_S = 30.0
+
+
+# ---------------------------------------------------------------------- the driver's job
+
+
+def stream_agent() -> int:
+    """Run the streaming job until it ends; returns the exit status: 0 well, 1 failed, 2 not startable as configured."""
+    spark = SparkSession.builder.appName("hermes-spark").getOrCreate()
+    try:
+        settings = read_settings(os.environ, dict(spark.sparkContext.getConf().getAll()))
+        configure_logging(settings.telemetry.log_level)
+        ended = run_job(spark, settings)
+    except (SettingsError, StartError) as exc:
+        return _say(2, exc)
+    except HermesError as exc:
+        return _say(1, exc)
+    finally:
+        spark.stop()
+    print(f"hermes-spark: ended ({ended.reason})", file=sys.stderr)  # noqa: T201 - the job's last word
+    return 0
+
+
+def read_settings(environment: Mapping[str, str], spark_conf: Mapping[str, str]) -> Settings:
+    """The job's settings, checked. Raises `SettingsError`."""
+    settings = load(file=None, environment=environment, spark_conf=spark_conf)
+    validate(settings)
+    return settings
+
+
+def run_job(spark: SparkSession, settings: Settings) -> Ended:
+    """Start hosts and query, and return when the query has ended well. Raises `HermesError`s."""
+    asked = _StopSignals()
+    context = spark.sparkContext
+    check_spark(context)
+    slots = divide_slots(context.defaultParallelism, settings.hosts)
+    check_source(settings)
+    Registry.load(settings.tools)
+    check_workers(context)
+    asyncio.run(asyncio.wait_for(_check_model(settings.model), CHECK_TIMEOUT_S))
+    frame = open_source(spark, settings)
+
+    state_path = _local(settings.state.path or f"{settings.checkpoint}/hermes", "state.path")
+    commits = CommitLog(Storage.at(str(state_path)))
+    meta = commits.meta(settings.state.shards)
+    epoch = commits.claim_epoch()
+    last = commits.last()
+    payload = HostPayload(
+        index=0,
+        token=secrets.token_urlsafe(32),
+        driver="",
+        address=settings.host.address,
+        query_id=meta.query_id,
+        state_path=str(state_path),
+        settings=to_json(settings).encode(),
+    )
+    launcher = SparkHostLauncher(context, f"{meta.query_id[:8]}-{epoch}")
+    here = settings.host.address or str(context.getConf().get("spark.driver.host", "127.0.0.1"))
+    fleet = Fleet(launcher, payload, settings.host, DriverPlace(epoch, here))
+    log.info("query %s, epoch %d: %d hosts, %d slots for batches", meta.query_id, epoch, slots.hosts, slots.tasks)
+    try:
+        view = CommittedView({}, {}) if last is None else CommittedView(last.positions, last.ends)
+        fleet.start(slots.hosts, settings.state.shards, view)
+        turn_log = settings.telemetry.turn_log
+        orchestrator = Orchestrator(
+            BatchParts(
+                settings=settings,
+                query_id=meta.query_id,
+                epoch=epoch,
+                fleet=fleet,
+                commits=commits,
+                checkpoint=Storage.at(str(_local(settings.checkpoint, "checkpoint"))),
+                readers={shard: JournalReader(state_path, shard) for shard in range(settings.state.shards)},
+                sinks=_sinks(settings),
+                tasks=slots.tasks,
+                batch_log=JsonLines(turn_log, f"batches-{epoch}.jsonl") if turn_log else None,
+            )
+        )
+        return watch(start(frame, settings, orchestrator), settings, orchestrator, asked)
+    finally:
+        fleet.stop()
+
+
+async def _check_model(settings: ModelSettings) -> None:
+    model = TritonModel(settings, _tokenizer(settings))
+    try:
+        await model.check()
+    finally:
+        await model.close()
+
+
+def _tokenizer(settings: ModelSettings) -> ChatTokenizer:
+    beside = Path(__file__).parents[2] / "model_repository" / settings.name / "tokenizer"
+    directory = Path(settings.tokenizer) if settings.tokenizer else beside
+    return ChatTokenizer.load(directory, format=settings.format)
+
+
+def _sinks(settings: Settings) -> list[Sink]:
+    sinks: list[Sink] = []
+    if settings.sink.path:
+        sinks.append(ParquetSink(Storage.at(settings.sink.path)))
+    if settings.sink.console:
+        sinks.append(ConsoleSink())
+    return sinks
+
+
+def _local(location: str, setting: str) -> Path:
+    """A path of this machine from a path or a `file:` URL. Raises `SettingsError` for anything else."""
+    url = urlparse(location)
+    if url.scheme not in ("", "file"):
+        raise SettingsError(
+            f"{setting} is {location}; this version keeps its state on a local disk: give a directory of this machine"
+        )
+    return Path(url.path).absolute()
+
+
+def _say(status: int, exc: HermesError) -> int:
+    print(f"hermes-spark: {exc}", file=sys.stderr)  # noqa: T201 - the sentence is the interface
+    return status
+
+
+class _StopSignals:
+    """SIGTERM and SIGINT ask the query to drain and stop; a second one ends the process at once."""
+
+    def __init__(self) -> None:
+        self._asked = False
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._ask)
+
+    def __call__(self) -> bool:
+        return self._asked
+
+    def _ask(self, number: int, frame: object) -> None:
+        if self._asked:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        self._asked = True
+
+
+# ---------------------------------------------------------------------- an agent host
+
+
+def run_host(payload_bytes: bytes) -> HostExit:
+    """Be an agent host until told to end; called inside a Spark task, after the fork, so clients are made here."""
+    payload = unpack(payload_bytes, HostPayload)
+    settings = settings_from_json(payload.settings.decode())
+    configure_logging(settings.telemetry.log_level)
+    loop = uvloop.new_event_loop()
+    try:
+        return loop.run_until_complete(_run_host(payload, settings))
+    except HermesError as exc:
+        return HostExit(type(exc).__name__, str(exc))
+    finally:
+        loop.close()
+
+
+async def _run_host(payload: HostPayload, settings: Settings) -> HostExit:
+    registry = Registry.load(settings.tools)
+    tokenizer = _tokenizer(settings.model)
+
+    def services(host: AgentHost) -> Services:
+        return Services(
+            settings=settings,
+            model=TritonModel(settings.model, tokenizer),
+            tools=HttpToolCaller(settings.tools),
+            registry=registry,
+            tool_slots=asyncio.Semaphore(settings.tools.max_in_flight),
+            ended=host.turn_ended,
+            failed=host.failed,
+        )
+
+    rules = ShardRules(payload.query_id, settings, registry, _now_ms)
+    return await AgentHost(payload, services, _shard_opener(payload, rules)).run()
+
+
+def _shard_opener(payload: HostPayload, rules: ShardRules) -> OpenShard:
+    settings = rules.settings.state
+    memory = RocksMemory(settings.block_cache_bytes, settings.write_buffer_bytes)
+    local = Path(settings.local_path or Path(tempfile.gettempdir()) / "hermes-spark") / payload.query_id
+
+    def open_shard(number: int, term: TermId, committed: Position, ends: dict[str, int]) -> Shard:
+        journal, past = ShardJournal.open(
+            Path(payload.state_path), number, term, now_ms=_now_ms(), known_end=committed.lsn
+        )
+        directory = local / str(number)
+        shutil.rmtree(directory, ignore_errors=True)
+        store = RocksStore(
+            directory / f"{term.epoch}-{term.counter}",
+            shared=memory,
+            shards=settings.shards,
+            max_open_files=settings.max_open_files,
+        )
+        shard = Shard(rules, journal, Sessions(store, settings.cache_bytes // settings.shards), Intake(ends))
+        shard.fold(past)
+        return shard
+
+    return open_shard
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def main() -> None:
+    """The `hermes-spark` command."""
+    sys.exit(stream_agent())

@@ -1,0 +1,311 @@
+"""The fleet: starts agent hosts, sees them die, starts them again, and gives each shard to exactly one of them for a term.
+
+States of a host: launched -> registered (it has called `register`) -> ready (its shards are assigned) -> gone -> launched...
+A dead host's shards wait for its successor, which is up in well under a second; if it does not come within
+`host.restart_timeout_s` they go to the others.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from hermes_spark.errors import HermesError, HostError, StartError
+from hermes_spark.events import Row
+from hermes_spark.host.wire import (
+    Assignment,
+    Barrier,
+    HostExit,
+    HostPayload,
+    OfferAnswer,
+    OfferHeader,
+    Registration,
+    WireClient,
+    WireServer,
+    error_named,
+    pack,
+    unpack,
+)
+from hermes_spark.settings import HostSettings
+from hermes_spark.state.records import Position, TermId
+from hermes_spark.streaming.launcher import HostLauncher
+
+log = logging.getLogger(__name__)
+
+ASSIGN_TIMEOUT_S = 80.0
+BARRIER_TIMEOUT_S = 15.0
+STOP_TIMEOUT_S = 5.0
+LASTING_FAULTS = frozenset(
+    {"StorageFull", "JournalCorrupt", "CheckpointMismatch", "SettingsError", "StartError", "ModelContractError"}
+)
+"""Ends of a host that starting it again does not mend: the query ends with their sentence instead."""
+QUICK_DEATHS = 5
+"""A host that dies so often in a row, each time before it was ready for `QUICK_S`, ends the query."""
+QUICK_S = 5.0
+
+
+class Ownership(msgspec.Struct, frozen=True):
+    """Who owns what, as one consistent view: sent along with hand-off tasks."""
+
+    token: str
+    addresses: dict[int, str]
+    """Flight address by shard; a shard without an owner is missing."""
+    terms: dict[int, TermId]
+
+
+class CommittedView(msgspec.Struct, frozen=True):
+    """What a new owner must know of the last commit."""
+
+    positions: dict[int, Position]
+    ends: dict[str, int]
+
+
+class DriverPlace(msgspec.Struct, frozen=True):
+    """Who the driver is."""
+
+    epoch: int
+    address: str
+    """Interface address on which it listens to its hosts."""
+
+
+class _Host(msgspec.Struct):
+    index: int
+    state: str = "launched"
+    registration: Registration | None = None
+    client: WireClient | None = None
+    since: float = 0.0
+    quick_deaths: int = 0
+
+
+class Fleet:
+    """All hosts of one driver. Thread-safe; `start` first, `stop` last."""
+
+    def __init__(
+        self, launcher: HostLauncher, payload: HostPayload, settings: HostSettings, place: DriverPlace
+    ) -> None:
+        self._launcher = launcher
+        self._payload = payload
+        self._settings = settings
+        self._place = place
+        self._counter = itertools.count(1)
+        self._changed = threading.Condition()
+        self._hosts: list[_Host] = []
+        self._owner: dict[int, int] = {}
+        self._terms: dict[int, TermId] = {}
+        self._ready: set[int] = set()
+        self._committed = CommittedView({}, {})
+        self._fault: HermesError | None = None
+        self._stopping = False
+        self._server: WireServer | None = None
+
+    # ------------------------------------------------------------------ life
+
+    def start(self, hosts: int, shards: int, committed: CommittedView) -> None:
+        """Start `hosts` hosts, give each its share of `shards`, and return when every shard has an owner.
+
+        Raises what a host ended with if that cannot be mended, and `StartError` when they are not there within
+        `host.start_timeout_s`.
+        """
+        self._committed = committed
+        self._server = WireServer(self._place.address, self._payload.token, self)
+        self._payload = msgspec.structs.replace(self._payload, driver=self._server.address)
+        self._hosts = [_Host(index, since=time.monotonic()) for index in range(hosts)]
+        self._owner = {shard: shard % hosts for shard in range(shards)}
+        for host in self._hosts:
+            self._launch(host)
+        self.wait_ready(self._settings.start_timeout_s, StartError)
+
+    def stop(self) -> None:
+        """End all hosts: ask them to flush and go, then take away what is left."""
+        with self._changed:
+            self._stopping = True
+            clients = [host.client for host in self._hosts if host.client is not None]
+        for client in clients:
+            try:
+                client.act("stop", b"", STOP_TIMEOUT_S)
+            except HostError as exc:
+                log.info("a host was gone before it was told to stop: %s", exc)
+        deadline = time.monotonic() + STOP_TIMEOUT_S
+        with self._changed:
+            while any(h.state != "gone" for h in self._hosts) and time.monotonic() < deadline:
+                self._changed.wait(deadline - time.monotonic())
+        self._launcher.kill()
+        if self._server is not None:
+            self._server.shutdown()
+
+    # ------------------------------------------------------------------ what a batch needs
+
+    def ownership(self) -> Ownership:
+        """Who owns what now."""
+        with self._changed:
+            self._raise_fault()
+            ready = {s: self._hosts[o].registration for s, o in self._owner.items() if s in self._ready}
+            addresses = {shard: reg.address for shard, reg in ready.items() if reg is not None}
+            return Ownership(self._payload.token, addresses, {shard: self._terms[shard] for shard in addresses})
+
+    def wait_ready(self, timeout_s: float, error: type[HermesError] = HostError) -> None:
+        """Return when every shard has an owner. Raises `error` after `timeout_s`, or a host's lasting fault at once."""
+        deadline = time.monotonic() + timeout_s
+        moved = error is StartError
+        with self._changed:
+            while True:
+                self._raise_fault()
+                missing = sorted(set(self._owner) - self._ready)
+                if not missing:
+                    return
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise error(self._missing_sentence(missing, timeout_s))
+                self._changed.wait(min(left, 0.5))
+                if not moved:
+                    self._move_abandoned()
+
+    def barrier(self, timeout_s: float) -> list[Barrier]:
+        """Every host's durable positions, each asked after everything before it was durable.
+
+        A host that dies while being asked is waited for: its successor answers. Raises `HostError` after `timeout_s`.
+        """
+        deadline = time.monotonic() + timeout_s
+        trouble = "not all of them answered for the shards they were given"
+        while time.monotonic() < deadline:
+            self.wait_ready(max(0.1, deadline - time.monotonic()))
+            try:
+                answers = [self._ask_barrier(host) for host in self._owners()]
+            except HostError as exc:
+                trouble = str(exc)
+            else:
+                if self._believable(answers):
+                    return answers
+            time.sleep(0.05)
+        raise HostError(f"no positions from all hosts within {timeout_s:g} s: {trouble}")
+
+    def committed(self, view: CommittedView) -> None:
+        """Note the newest commit, for owners to come."""
+        with self._changed:
+            self._committed = view
+
+    # ------------------------------------------------------------------ messages from hosts, on Flight's threads
+
+    def offer(self, header: OfferHeader, rows: Sequence[Row]) -> OfferAnswer:
+        """Nobody offers rows to the driver."""
+        raise HostError("the driver takes no events; offer them to the owner of their shard")
+
+    def act(self, action: str, body: bytes) -> bytes:
+        """A host registers."""
+        if action != "register":
+            raise HostError(f"the driver knows no action {action!r}")
+        registration = unpack(body, Registration)
+        with self._changed:
+            host = self._hosts[registration.index]
+            host.state, host.registration = "registered", registration
+            host.client = WireClient(registration.address, self._payload.token)
+            host.since = time.monotonic()
+        log.info("host %d is up: pid %d on %s", registration.index, registration.pid, registration.node)
+        threading.Thread(target=self._assign, args=(host, registration), daemon=True).start()
+        return b""
+
+    # ------------------------------------------------------------------ inside
+
+    def _launch(self, host: _Host) -> None:
+        payload = pack(msgspec.structs.replace(self._payload, index=host.index))
+        self._launcher.launch(host.index, payload, lambda exit_: self._ended(host, exit_))
+
+    def _ended(self, host: _Host, exit_: HostExit) -> None:
+        with self._changed:
+            was_ready = host.state == "ready" and time.monotonic() - host.since > QUICK_S
+            host.quick_deaths = 0 if was_ready else host.quick_deaths + 1
+            host.state, host.registration, host.client = "gone", None, None
+            host.since = time.monotonic()
+            self._ready -= {shard for shard, owner in self._owner.items() if owner == host.index}
+            if exit_.error in LASTING_FAULTS:
+                self._fault = self._fault or error_named(exit_.error, exit_.message)
+            elif host.quick_deaths >= QUICK_DEATHS:
+                self._fault = self._fault or HostError(
+                    f"host {host.index} died {QUICK_DEATHS} times in a row right after its start; the last time: "
+                    f"{exit_.message or 'without a word'}"
+                )
+            again = not self._stopping and self._fault is None
+            pause_s = 0.0 if host.quick_deaths <= 1 else 0.2 * 2**host.quick_deaths
+            self._changed.notify_all()
+        if again:
+            log.warning("host %d is gone (%s); starting it again", host.index, exit_.message or "no reason given")
+            time.sleep(pause_s)
+            host.state = "launched"
+            self._launch(host)
+
+    def _assign(self, host: _Host, registration: Registration) -> None:
+        """Give a registered host its shards, each for a fresh term. On a thread of its own: opening takes a while."""
+        with self._changed:
+            shards = [shard for shard, owner in self._owner.items() if owner == host.index and shard not in self._ready]
+            terms = {shard: TermId(self._place.epoch, next(self._counter)) for shard in shards}
+            view, client = self._committed, host.client
+        positions = {shard: view.positions[shard] for shard in shards if shard in view.positions}
+        try:
+            if client is not None:
+                client.act("assign", pack(Assignment(terms, positions, view.ends)), ASSIGN_TIMEOUT_S)
+        except HermesError as exc:
+            self._assign_failed(host, exc)
+            return
+        with self._changed:
+            if host.registration == registration:
+                self._terms.update(terms)
+                self._ready |= {shard for shard in shards if self._owner[shard] == host.index}
+                host.state, host.since = "ready", time.monotonic()
+            self._changed.notify_all()
+
+    def _assign_failed(self, host: _Host, error: HermesError) -> None:
+        """A lasting fault ends the query; a host that died meanwhile comes back by itself."""
+        log.warning("host %d could not open its shards: %s", host.index, error)
+        if type(error).__name__ in LASTING_FAULTS:
+            with self._changed:
+                self._fault = self._fault or error
+                self._changed.notify_all()
+
+    def _move_abandoned(self) -> None:
+        """Give shards whose host has been gone for long to hosts that are there. Called with the lock held."""
+        now = time.monotonic()
+        there = [host for host in self._hosts if host.state == "ready"]
+        for host in self._hosts:
+            gone = host.state in ("gone", "launched") and now - host.since > self._settings.restart_timeout_s
+            abandoned = [
+                shard for shard, owner in self._owner.items() if owner == host.index and shard not in self._ready
+            ]
+            if gone and there and abandoned:
+                log.warning("host %d did not come back; its %d shards move", host.index, len(abandoned))
+                for number, shard in enumerate(abandoned):
+                    self._owner[shard] = there[number % len(there)].index
+                for heir in there:
+                    if heir.registration is not None:
+                        threading.Thread(target=self._assign, args=(heir, heir.registration), daemon=True).start()
+
+    def _owners(self) -> list[_Host]:
+        with self._changed:
+            return [host for host in self._hosts if host.index in set(self._owner.values())]
+
+    def _ask_barrier(self, host: _Host) -> Barrier:
+        client = host.client
+        if client is None:
+            raise HostError(f"host {host.index} is gone")
+        return unpack(client.act("barrier", b"", BARRIER_TIMEOUT_S), Barrier)
+
+    def _believable(self, answers: list[Barrier]) -> bool:
+        """Only answers from the newest term assigned count, and all shards must be among them."""
+        with self._changed:
+            newest = {p.shard for a in answers for p in a.positions if p.position.term == self._terms.get(p.shard)}
+            return newest == set(self._owner)
+
+    def _missing_sentence(self, missing: list[int], timeout_s: float) -> str:
+        states = ", ".join(f"host {host.index} is {host.state}" for host in self._hosts)
+        return (
+            f"{len(missing)} shards have no owner after {timeout_s:g} s ({states}); look for the hosts' errors in the "
+            "executor logs, or raise spark.hermes.host.start_timeout_s"
+        )
+
+    def _raise_fault(self) -> None:
+        if self._fault is not None:
+            raise self._fault

@@ -1,0 +1,210 @@
+"""Hand-off: a micro-batch offers its rows to the owners of their shards. One Spark job of one stage, no shuffle.
+
+A task waits for a *full* host (for as long as turns end there), and never for an *absent* one: the restarting host may need
+the very slot that the task holds. Rows of absent owners come back as untaken, and the driver offers them again.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Iterator, Sequence
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute
+from pyspark.sql import DataFrame
+
+from hermes_spark.errors import HandoffError, HermesError
+from hermes_spark.events import Row, routing_key, shard_of
+from hermes_spark.host.wire import ROWS, OfferHeader, Span, WireClient, batch_to_rows, rows_to_batch
+from hermes_spark.settings import Settings
+from hermes_spark.streaming.fleet import Fleet, Ownership
+from hermes_spark.streaming.rows import decode
+
+log = logging.getLogger(__name__)
+
+OFFER_TIMEOUT_S = 60.0
+"""One offer: a host lets it wait 10 s for room, and flushes within milliseconds."""
+
+_COUNTS = [pa.field("taken", pa.int64()), pa.field("skipped", pa.int64())]
+RESULT = pa.schema([*(pa.field(field.name, field.type) for field in ROWS), *_COUNTS])
+"""What tasks send back: rows that were not taken, and one row of counts per task (`partition` null)."""
+RESULT_DDL = (
+    "partition string, offset bigint, timestamp_ms bigint, value binary, fault string, taken bigint, skipped bigint"
+)
+
+
+class HandoffPlan(msgspec.Struct, frozen=True):
+    """What a batch's tasks need to know."""
+
+    batch: int
+    ownership: Ownership
+    spans: dict[str, Span]
+    shards: int
+    settings: Settings
+
+
+class Handed(msgspec.Struct, frozen=True):
+    """What became of offered rows."""
+
+    taken: int = 0
+    skipped: int = 0
+    untaken: tuple[Row, ...] = ()
+
+    def __add__(self, other: Handed) -> Handed:
+        return Handed(self.taken + other.taken, self.skipped + other.skipped, self.untaken + other.untaken)
+
+
+class HandoffTask:
+    """The body of a hand-off task, for `mapInArrow`. Pickled by reference to this module."""
+
+    def __init__(self, plan: HandoffPlan) -> None:
+        self._plan = msgspec.msgpack.encode(plan)
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Offer all rows; yield what was not taken, and the counts."""
+        plan = msgspec.msgpack.decode(self._plan, type=HandoffPlan)
+        taken = skipped = 0
+        with Offering(plan) as offering:
+            for batch in batches:
+                for chunk in _chunks(decode(batch, plan.settings.source), plan.settings.intake.chunk_rows):
+                    handed = offering.offer(chunk)
+                    taken, skipped = taken + handed.taken, skipped + handed.skipped
+                    if handed.untaken:
+                        yield _result(handed.untaken)
+        nothing = [pa.nulls(1, field.type) for field in ROWS]
+        counts = [pa.array([taken], pa.int64()), pa.array([skipped], pa.int64())]
+        yield pa.record_batch([*nothing, *counts], schema=RESULT)
+
+
+class Offering:
+    """Offers rows to the owners named by a plan, in order, over one connection per host."""
+
+    def __init__(self, plan: HandoffPlan) -> None:
+        self._plan = plan
+        self._clients: dict[str, WireClient] = {}
+        self._absent = {""}
+        """Owners that did not take a row. They get none of the later ones either: a shard takes a partition's rows in order,
+        and one taken out of turn would make it skip those before it."""
+
+    def __enter__(self) -> Offering:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for client in self._clients.values():
+            client.close()
+
+    def offer(self, rows: Sequence[Row]) -> Handed:
+        """Offer rows; what no owner took comes back. Raises `HandoffError` when a full host ends no turn for too long."""
+        by_owner: dict[str, list[tuple[int, Row]]] = {}
+        for row in rows:
+            shard = shard_of(routing_key(row), self._plan.shards)
+            by_owner.setdefault(self._plan.ownership.addresses.get(shard, ""), []).append((shard, row))
+        handed = Handed()
+        for address, routed in by_owner.items():
+            if address not in self._absent:
+                handed += self._offer_to(address, routed)
+            else:
+                handed += Handed(untaken=tuple(row for _, row in routed))
+        return handed
+
+    def _offer_to(self, address: str, routed: list[tuple[int, Row]]) -> Handed:
+        handed = Handed()
+        patience = _Patience(self._plan.settings.intake.handoff_timeout_s)
+        while routed:
+            header = OfferHeader(
+                self._plan.batch, tuple(shard for shard, _ in routed), self._plan.ownership.terms, self._plan.spans
+            )
+            try:
+                answer = self._client(address).offer(header, [row for _, row in routed], OFFER_TIMEOUT_S)
+            except HandoffError:
+                raise
+            except HermesError as exc:
+                # Whatever a host's trouble is, the driver sees it better: it watches the host itself.
+                log.info("host at %s took nothing: %s", address, exc)
+                self._absent.add(address)
+                return handed + Handed(untaken=tuple(row for _, row in routed))
+            handed += Handed(answer.taken, answer.skipped)
+            routed = [routed[number] for number in answer.untaken]
+            if routed and not answer.full:
+                self._absent.add(address)
+                return handed + Handed(untaken=tuple(row for _, row in routed))
+            patience.check(address, answer.taken, answer.ended)
+        return handed
+
+    def _client(self, address: str) -> WireClient:
+        if address not in self._clients:
+            self._clients[address] = WireClient(address, self._plan.ownership.token)
+        return self._clients[address]
+
+
+class _Patience:
+    """Waits for a full host for as long as it makes progress."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._since = time.monotonic()
+        self._ended = -1
+
+    def check(self, address: str, taken: int, ended: int) -> None:
+        now = time.monotonic()
+        if taken or ended != self._ended:
+            self._since, self._ended = now, ended
+        elif now - self._since > self._timeout_s:
+            raise HandoffError(
+                f"the host at {address} is full and ended no turn for {self._timeout_s:g} s; is the model answering? "
+                "(bounds: spark.hermes.host.max_open_turns, spark.hermes.intake.handoff_timeout_s)"
+            )
+
+
+def hand_over(frame: DataFrame, plan: HandoffPlan, fleet: Fleet, tasks: int) -> Handed:
+    """Offer all rows of a micro-batch and return when every one of them is durable in a journal.
+
+    `tasks` bounds the tasks of the job (slots minus hosts, so that a restarting host always finds a slot). Raises
+    `HandoffError` when rows stay without an owner for `host.start_timeout_s`, and whatever lasting fault a host ended with.
+    """
+    results = frame.coalesce(tasks).mapInArrow(HandoffTask(plan), RESULT_DDL).toArrow()
+    handed = _collect(results)
+    deadline = time.monotonic() + plan.settings.host.start_timeout_s
+    while handed.untaken:
+        log.warning("batch %d: %d rows wait for the owner of their shard", plan.batch, len(handed.untaken))
+        if time.monotonic() > deadline:
+            raise HandoffError(
+                f"batch {plan.batch}: {len(handed.untaken)} rows found no owner in time; see the hosts' errors"
+            )
+        fleet.wait_ready(max(0.1, deadline - time.monotonic()))
+        again = msgspec.structs.replace(plan, ownership=fleet.ownership())
+        with Offering(again) as offering:
+            untaken = handed.untaken
+            handed = Handed(handed.taken, handed.skipped)
+            for chunk in _chunks(iter(untaken), plan.settings.intake.chunk_rows):
+                handed += offering.offer(chunk)
+        if handed.untaken:
+            time.sleep(0.05)
+    return handed
+
+
+def _collect(results: pa.Table) -> Handed:
+    counts = results.filter(pa.compute.is_null(results["partition"]))
+    rows = results.filter(pa.compute.is_valid(results["partition"]))
+    untaken = [row for batch in rows.select(ROWS.names).to_batches() for row in batch_to_rows(batch)]
+    taken, skipped = (pa.compute.sum(counts[name]).as_py() or 0 for name in ("taken", "skipped"))
+    return Handed(taken, skipped, tuple(untaken))
+
+
+def _result(rows: Sequence[Row]) -> pa.RecordBatch:
+    batch = rows_to_batch(rows)
+    nothing = [pa.nulls(len(rows), field.type) for field in _COUNTS]
+    return pa.record_batch([*batch.columns, *nothing], schema=RESULT)
+
+
+def _chunks(rows: Iterator[Row], size: int) -> Iterator[list[Row]]:
+    chunk: list[Row] = []
+    for row in rows:
+        chunk.append(row)
+        if len(chunk) >= size:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk

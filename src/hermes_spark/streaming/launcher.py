@@ -1,0 +1,75 @@
+"""Starts agent hosts as Spark tasks: one job of one task per host, each submitted by a thread of its own.
+
+One job per host, because a job dies as a whole: with one job of N tasks the death of one host would kill the healthy ones.
+The jobs belong to a job group of their own, so that stopping the query does not cancel them.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from py4j.protocol import Py4JError
+from pyspark import InheritableThread, SparkContext
+
+from hermes_spark.host.wire import HostExit, pack, unpack
+
+HOST_ENTRY = "hermes_spark.app:run_host"
+"""Named, not passed: functions are pickled by value with a copy of their module's globals, a name is imported afresh."""
+
+
+class HostLauncher(Protocol):
+    """How hosts come to life. Spark tasks today; the fleet knows no more than this."""
+
+    def launch(self, index: int, payload: bytes, ended: Callable[[HostExit], None]) -> None:
+        """Start host `index`; returns at once. `ended` is called once, on another thread, when it is gone."""
+        ...
+
+    def kill(self) -> None:
+        """End all hosts that still run, without asking them."""
+        ...
+
+
+class SparkHostLauncher:
+    """Hosts as Spark tasks of a running context."""
+
+    def __init__(self, context: SparkContext, run_id: str) -> None:
+        self._context = context
+        self._group = f"hermes-hosts-{run_id}"
+
+    def launch(self, index: int, payload: bytes, ended: Callable[[HostExit], None]) -> None:
+        """Submit the job of one host. See `HostLauncher`."""
+        InheritableThread(target=self._run, args=(index, payload, ended), daemon=True, name=f"host-{index}").start()
+
+    def kill(self) -> None:
+        """Cancel the job group: Spark kills what has not ended 1.2 s + `spark.python.task.killTimeout` later."""
+        self._context.cancelJobGroup(self._group)
+
+    def _run(self, index: int, payload: bytes, ended: Callable[[HostExit], None]) -> None:
+        context = self._context
+        context.setJobGroup(self._group, f"hermes agent host {index} (runs until the job ends)")
+        context.setLocalProperty("callSite.short", f"agent host {index}")
+        context.setLocalProperty("callSite.long", f"hermes-spark agent host {index}: owns shards and runs their turns")
+        try:
+            results = (
+                context.parallelize([payload], 1).setName(f"agent host {index}").mapPartitions(_host_task).collect()
+            )
+            exit_ = unpack(results[0], HostExit)
+        except Py4JError as exc:
+            exit_ = HostExit("HostError", _cause(str(exc)))
+        ended(exit_)
+
+
+def _host_task(payloads: Iterator[bytes]) -> Iterator[bytes]:
+    module, _, name = HOST_ENTRY.partition(":")
+    run: Callable[[bytes], HostExit] = getattr(importlib.import_module(module), name)
+    for payload in payloads:
+        yield pack(run(payload))
+
+
+def _cause(text: str) -> str:
+    """The telling line of a Py4J error: what Spark says about the task, without either stack."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    telling = [line for line in lines if "Python worker exited" in line or "Error: " in line or "Lost task" in line]
+    return (telling or lines or ["the host's task failed"])[0][:500]

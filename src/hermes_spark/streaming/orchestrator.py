@@ -1,0 +1,238 @@
+"""What `foreachBatch` does with batch N: hand over, positions, commit, publish. Never waits for a turn, unless told to end.
+
+1. N must follow the last commit, or be it; in the second case only step 5 runs.
+2. The rows go to the owners of their shards, and are durable in journals when this returns.
+3. Every shard is asked for its durable position: the barrier.
+4. `commits/<N>` is stored: the commit point. What is stored counts, whatever this driver believes.
+5. What lies between the last published positions and N's goes to the sinks, if the commit says so.
+Dying between any two of them leaves a batch that Spark replays into the same result.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import msgspec
+from pyspark.sql import DataFrame
+
+from hermes_spark import faults
+from hermes_spark.errors import HandoffError, StateError, Stopped
+from hermes_spark.host.wire import Barrier, Span
+from hermes_spark.settings import Settings
+from hermes_spark.state.journal_reader import JournalReader
+from hermes_spark.state.records import Position, Record
+from hermes_spark.streaming.commit import Commit, CommitLog, check_succession, source_digest
+from hermes_spark.streaming.fleet import CommittedView, Fleet
+from hermes_spark.streaming.handoff import Handed, HandoffPlan, hand_over
+from hermes_spark.streaming.publish import Sink, build_tables
+from hermes_spark.streaming.source import ranges
+from hermes_spark.streaming.spark_log import BatchOffsets, Reader, read_offsets
+from hermes_spark.telemetry import JsonLines
+
+log = logging.getLogger(__name__)
+
+BARRIER_TIMEOUT_S = 60.0
+
+
+class BatchParts(msgspec.Struct, frozen=True):
+    """What an orchestrator is made of."""
+
+    settings: Settings
+    query_id: str
+    epoch: int
+    fleet: Fleet
+    commits: CommitLog
+    checkpoint: Reader
+    """Spark's checkpoint directory."""
+    readers: dict[int, JournalReader]
+    """By shard."""
+    sinks: Sequence[Sink]
+    tasks: int
+    """Tasks a hand-off may use: slots minus hosts."""
+    batch_log: JsonLines | None
+
+
+class Activity(msgspec.Struct, frozen=True):
+    """What the last batch saw, for those who decide when to stop."""
+
+    busy_at: float
+    """Monotonic time when events or open turns were last seen."""
+    unpublished: bool
+
+
+class Orchestrator:
+    """Called by Spark for each micro-batch, one at a time."""
+
+    def __init__(self, parts: BatchParts) -> None:
+        self._parts = parts
+        self._last = parts.commits.last()
+        self._published_at = 0.0
+        self._busy_at = time.monotonic()
+        self._draining = threading.Event()
+        self.drained = threading.Event()
+        """Set once a batch has waited for all turns and published them; later batches are not begun."""
+        self.failure: BaseException | None = None
+
+    def __call__(self, frame: DataFrame, batch: int) -> None:
+        """Run batch `batch`; see the module. Raises `HermesError`s, which end the query."""
+        if self.drained.is_set():
+            raise Stopped("the job is ending; this batch was not begun and is replayed at the next start")
+        try:
+            self._run(frame, batch)
+        except BaseException as exc:
+            # Spark passes errors on as text only; the query's owner wants the error itself.
+            self.failure = exc
+            raise
+
+    def drain(self) -> None:
+        """Let the next batch be the last: it waits for open turns, within `stop.drain_s`, and publishes."""
+        self._draining.set()
+
+    def activity(self) -> Activity:
+        """What the last batch saw."""
+        return Activity(self._busy_at, self._last is not None and not self._last.publish)
+
+    def _run(self, frame: DataFrame, batch: int) -> None:
+        parts = self._parts
+        offsets = read_offsets(parts.checkpoint, batch)
+        if offsets is None:
+            raise StateError(f"Spark runs batch {batch} but its offsets/{batch} is not in the checkpoint directory")
+        source = source_digest(offsets.lines)
+        check_succession(self._last, batch, source)
+        watch = _Stopwatch()
+        ending = self._draining.is_set()
+        if self._last is None or batch > self._last.batch:
+            self._commit(frame, batch, offsets, source, watch)
+        assert self._last is not None
+        if self._last.publish:
+            with watch.part("publish"):
+                self._publish(self._last)
+            faults.point("driver.after_publish")
+        parts.commits.forget(batch)
+        self._report(batch, watch)
+        if ending:
+            self.drained.set()
+
+    def _commit(self, frame: DataFrame, batch: int, offsets: BatchOffsets, source: str, watch: _Stopwatch) -> None:
+        parts = self._parts
+        previous = read_offsets(parts.checkpoint, batch - 1)
+        with watch.part("handoff"):
+            handed, ends = self._hand_over(frame, batch, offsets, previous)
+        faults.point("driver.after_handoff")
+        waits = parts.settings.trigger.available_now or self._draining.is_set()
+        if waits:
+            with watch.part("turns"):
+                self._wait_for_turns()
+        with watch.part("positions"):
+            positions = self._positions()
+        faults.point("driver.before_commit")
+        with watch.part("commit"):
+            last = self._last
+            commit = Commit(
+                batch=batch,
+                epoch=parts.epoch,
+                source=source,
+                ends={**({} if last is None else last.ends), **ends},
+                positions=positions,
+                published={} if last is None else last.rest(),
+                publish=waits or self._publish_is_due(),
+                taken=handed.taken,
+                skipped=handed.skipped,
+                time_ms=time.time_ns() // 1_000_000,
+            )
+            self._last = parts.commits.put(commit)
+            parts.fleet.committed(CommittedView(self._last.positions, self._last.ends))
+        faults.point("driver.after_commit")
+
+    def _hand_over(
+        self, frame: DataFrame, batch: int, offsets: BatchOffsets, previous: BatchOffsets | None
+    ) -> tuple[Handed, dict[str, int]]:
+        parts = self._parts
+        if previous is not None and previous.events == offsets.events:
+            return Handed(), {}
+        spans = ranges(parts.settings.source.kind, None if previous is None else previous.events, offsets.events) or {}
+        plan = HandoffPlan(
+            batch=batch,
+            ownership=parts.fleet.ownership(),
+            spans={partition: Span(*span) for partition, span in spans.items()},
+            shards=parts.settings.state.shards,
+            settings=parts.settings,
+        )
+        frame.sparkSession.sparkContext.setJobDescription(f"batch {batch} · hand-off")
+        handed = hand_over(frame, plan, parts.fleet, parts.tasks)
+        if handed.taken or handed.skipped:
+            self._busy_at = time.monotonic()
+        return handed, {partition: stop for partition, (_, stop) in spans.items()}
+
+    def _positions(self) -> dict[int, Position]:
+        barriers = self._parts.fleet.barrier(BARRIER_TIMEOUT_S)
+        if any(barrier.open_turns for barrier in barriers):
+            self._busy_at = time.monotonic()
+        positions = {at.shard: at.position for barrier in barriers for at in barrier.positions}
+        for shard, before in ({} if self._last is None else self._last.positions).items():
+            if positions[shard].lsn < before.lsn:
+                raise StateError(
+                    f"shard {shard} answers position {positions[shard].lsn}, below {before.lsn} of the last commit; its "
+                    "journal has lost records: restore the state directory from a backup"
+                )
+        return positions
+
+    def _wait_for_turns(self) -> None:
+        """Return when no turn is open; with availableNow for as long as turns end, else within `stop.drain_s`."""
+        settings = self._parts.settings
+        patience_s = settings.stop.drain_s if self._draining.is_set() else settings.intake.handoff_timeout_s
+        since, ended = time.monotonic(), -1
+        while True:
+            barriers: list[Barrier] = self._parts.fleet.barrier(BARRIER_TIMEOUT_S)
+            if not sum(barrier.open_turns for barrier in barriers):
+                return
+            now_ended = sum(barrier.ended for barrier in barriers)
+            if now_ended != ended and not self._draining.is_set():
+                since, ended = time.monotonic(), now_ended
+            if time.monotonic() - since > patience_s:
+                if self._draining.is_set():
+                    log.warning("turns are still open after %g s; the next start continues them", patience_s)
+                    return
+                raise HandoffError(f"no open turn has ended for {patience_s:g} s; is the model answering?")
+            time.sleep(0.02)
+
+    def _publish_is_due(self) -> bool:
+        interval_s = self._parts.settings.sink.publish_interval_ms / 1000
+        return time.monotonic() - self._published_at >= interval_s
+
+    def _publish(self, commit: Commit) -> None:
+        if self._parts.sinks:
+            tables = build_tables(self._parts.query_id, commit.batch, self._between(commit.published, commit.positions))
+            for sink in self._parts.sinks:
+                sink.publish(commit.batch, tables)
+        self._published_at = time.monotonic()
+
+    def _between(self, after: dict[int, Position], upto: dict[int, Position]) -> Iterator[tuple[int, int, Record]]:
+        for shard, end in sorted(upto.items()):
+            for lsn, record in self._parts.readers[shard].read(after.get(shard, Position()), end):
+                yield shard, lsn, record
+
+    def _report(self, batch: int, watch: _Stopwatch) -> None:
+        assert self._last is not None
+        parts_ms = {name: round(seconds * 1000, 1) for name, seconds in watch.parts.items()}
+        log.debug("batch %d: taken %d, skipped %d, %s", batch, self._last.taken, self._last.skipped, parts_ms)
+        if self._parts.batch_log is not None:
+            self._parts.batch_log.write(batch=batch, taken=self._last.taken, skipped=self._last.skipped, ms=parts_ms)
+
+
+class _Stopwatch:
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self.parts: dict[str, float] = {}
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        start = self._clock()
+        try:
+            yield
+        finally:
+            self.parts[name] = self._clock() - start

@@ -1,0 +1,43 @@
+"""Reads Spark's own `offsets/<batch>` file: what a micro-batch is about to read."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+from hermes_spark.errors import CheckpointMismatch
+
+
+class Reader(Protocol):
+    """The part of `state.storage.Storage` that this module needs."""
+
+    def get(self, key: str) -> bytes | None:
+        """The bytes, or None."""
+        ...
+
+
+class BatchOffsets(msgspec.Struct, frozen=True):
+    """The source lines of an offsets file; the first belongs to the events, a second one to the tick."""
+
+    lines: list[str]
+
+    @property
+    def events(self) -> str:
+        """The line of the source of events."""
+        return self.lines[0]
+
+
+def read_offsets(checkpoint: Reader, batch: int) -> BatchOffsets | None:
+    """The offsets of a batch, or None when Spark has none (before batch 0, or pruned).
+
+    The file is `v1`, a line of metadata (times and confs, which differ between runs), then one line per source. Raises
+    `CheckpointMismatch` for another format.
+    """
+    data = checkpoint.get(f"offsets/{batch}")
+    if data is None:
+        return None
+    lines = data.decode().splitlines()
+    if len(lines) < 3 or lines[0] != "v1":
+        raise CheckpointMismatch(f"Spark's offsets/{batch} has a format that this version does not know: {lines[:1]}")
+    return BatchOffsets(lines[2:])
