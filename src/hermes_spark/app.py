@@ -38,9 +38,10 @@ from hermes_spark.state.records import Position, TermId
 from hermes_spark.state.rocksdb import RocksMemory, RocksStore
 from hermes_spark.state.storage import Storage
 from hermes_spark.streaming.commit import CommitLog
-from hermes_spark.streaming.fleet import CommittedView, DriverPlace, Fleet
+from hermes_spark.streaming.fleet import Fleet
 from hermes_spark.streaming.launcher import SparkHostLauncher
 from hermes_spark.streaming.orchestrator import BatchParts, Orchestrator
+from hermes_spark.streaming.ownership import CommittedView, DriverPlace
 from hermes_spark.streaming.preflight import check_source, check_spark, check_workers, divide_slots
 from hermes_spark.streaming.publish import ConsoleSink, ParquetSink, Sink
 from hermes_spark.streaming.query import Ended, start, watch
@@ -200,11 +201,12 @@ def run_host(payload_bytes: bytes) -> HostExit:
     configure_logging(settings.telemetry.log_level)
     loop = uvloop.new_event_loop()
     try:
-        return loop.run_until_complete(_run_host(payload, settings))
+        exit_: HostExit = loop.run_until_complete(_run_host(payload, settings))
     except HermesError as exc:
         return HostExit(type(exc).__name__, str(exc))
     finally:
         loop.close()
+    return exit_
 
 
 async def _run_host(payload: HostPayload, settings: Settings) -> HostExit:

@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import traceback
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 
 import msgspec
 
 from hermes_spark import faults
 from hermes_spark.agent import act, context
-from hermes_spark.agent.plan import Call, Complete, Effect, Finish
+from hermes_spark.agent.plan import Call, Complete, Finish
 from hermes_spark.errors import ModelBusy, ModelContractError, ModelError, ModelTimeout, ModelUnavailable, StateError
 from hermes_spark.host.shard import Shard
 from hermes_spark.llm.client import ChatModel, CompletionRequest
@@ -82,8 +82,7 @@ class EffectRunner:
             task.cancel()
 
     def _start(self, effect: Complete | Call) -> None:
-        work = self._complete(effect) if isinstance(effect, Complete) else self._call(effect)
-        task = asyncio.get_running_loop().create_task(self._guard(work, effect))
+        task = asyncio.get_running_loop().create_task(self._run(effect))
         self._running[effect.key] = task
 
         def done(finished: asyncio.Task[None]) -> None:
@@ -94,9 +93,9 @@ class EffectRunner:
 
         task.add_done_callback(done)
 
-    async def _guard(self, work: Coroutine[None, None, None], effect: Effect) -> None:
+    async def _run(self, effect: Complete | Call) -> None:
         try:
-            await work
+            await (self._complete(effect) if isinstance(effect, Complete) else self._call(effect))
         except StateError:
             # The shard has failed and says so itself; whatever this effect was doing no longer counts.
             log.info("effect dropped with its shard: turn %s", effect.turn_id)
@@ -104,6 +103,8 @@ class EffectRunner:
     async def _complete(self, effect: Complete) -> None:
         try:
             completion = await self._services.model.complete(self._request(effect))
+            if not self._wanted(effect):
+                return
             record = act.completed(
                 self._state(effect.session_id),
                 effect,
@@ -153,7 +154,8 @@ class EffectRunner:
             return ToolResult("error", f"the tool {effect.call.name} is no longer registered", 0)
         timeout_s = tool.timeout_s or self._services.settings.tools.timeout_s
         faults.point("host.before_intent")
-        self._shard.append(act.intent(effect, tool.policy, round(timeout_s * 1000), self._shard.now_ms()))
+        now_ms = self._shard.now_ms()
+        self._shard.append(act.intent(effect, tool.policy, now_ms + round(timeout_s * 1000), now_ms))
         await self._shard.durable()
         faults.point("host.after_intent")
         request = ToolRequest(

@@ -144,8 +144,7 @@ class AgentHost:
         name = type(error).__name__ if isinstance(error, HermesError) else "HostError"
         message = str(error) if isinstance(error, HermesError) else f"internal fault: {type(error).__name__}"
         log.error("host %d ends: %s", self._payload.index, message, exc_info=not isinstance(error, HermesError))
-        if not self._stopped.done():
-            self._stopped.set_result(HostExit(name, message))
+        self._end(HostExit(name, message))
 
     async def _assign(self, assignment: Assignment) -> Barrier:
         for number, term in sorted(assignment.terms.items()):
@@ -171,9 +170,13 @@ class AgentHost:
         return Barrier(tuple(positions), self.open_turns, self.ended_turns)
 
     async def _stop(self, exit_: HostExit) -> HostExit:
-        if not self._stopped.done():
-            self._loop.call_later(0.05, lambda: self._stopped.done() or self._stopped.set_result(exit_))
+        # A moment later, so that the answer leaves before the server goes.
+        self._loop.call_later(0.05, self._end, exit_)
         return exit_
+
+    def _end(self, exit_: HostExit) -> None:
+        if not self._stopped.done():
+            self._stopped.set_result(exit_)
 
     async def _log_durable(self, outcome: Outcome) -> None:
         held = self._owned.get(shard_of(outcome.session_id, self.services.settings.state.shards))

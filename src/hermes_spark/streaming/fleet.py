@@ -32,8 +32,9 @@ from hermes_spark.host.wire import (
     unpack,
 )
 from hermes_spark.settings import HostSettings
-from hermes_spark.state.records import Position, TermId
+from hermes_spark.state.records import TermId
 from hermes_spark.streaming.launcher import HostLauncher
+from hermes_spark.streaming.ownership import CommittedView, DriverPlace, Ownership
 
 log = logging.getLogger(__name__)
 
@@ -47,30 +48,6 @@ LASTING_FAULTS = frozenset(
 QUICK_DEATHS = 5
 """A host that dies so often in a row, each time before it was ready for `QUICK_S`, ends the query."""
 QUICK_S = 5.0
-
-
-class Ownership(msgspec.Struct, frozen=True):
-    """Who owns what, as one consistent view: sent along with hand-off tasks."""
-
-    token: str
-    addresses: dict[int, str]
-    """Flight address by shard; a shard without an owner is missing."""
-    terms: dict[int, TermId]
-
-
-class CommittedView(msgspec.Struct, frozen=True):
-    """What a new owner must know of the last commit."""
-
-    positions: dict[int, Position]
-    ends: dict[str, int]
-
-
-class DriverPlace(msgspec.Struct, frozen=True):
-    """Who the driver is."""
-
-    epoch: int
-    address: str
-    """Interface address on which it listens to its hosts."""
 
 
 class _Host(msgspec.Struct):

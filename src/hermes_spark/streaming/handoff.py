@@ -19,7 +19,8 @@ from hermes_spark.errors import HandoffError, HermesError
 from hermes_spark.events import Row, routing_key, shard_of
 from hermes_spark.host.wire import ROWS, OfferHeader, Span, WireClient, batch_to_rows, rows_to_batch
 from hermes_spark.settings import Settings
-from hermes_spark.streaming.fleet import Fleet, Ownership
+from hermes_spark.streaming.fleet import Fleet
+from hermes_spark.streaming.ownership import Ownership
 from hermes_spark.streaming.rows import decode
 
 log = logging.getLogger(__name__)

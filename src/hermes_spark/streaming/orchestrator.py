@@ -26,9 +26,11 @@ from hermes_spark.settings import Settings
 from hermes_spark.state.journal_reader import JournalReader
 from hermes_spark.state.records import Position, Record
 from hermes_spark.streaming.commit import Commit, CommitLog, check_succession, source_digest
-from hermes_spark.streaming.fleet import CommittedView, Fleet
+from hermes_spark.streaming.fleet import Fleet
 from hermes_spark.streaming.handoff import Handed, HandoffPlan, hand_over
-from hermes_spark.streaming.publish import Sink, build_tables
+from hermes_spark.streaming.ownership import CommittedView
+from hermes_spark.streaming.publish import Sink
+from hermes_spark.streaming.tables import build_tables
 from hermes_spark.streaming.source import ranges
 from hermes_spark.streaming.spark_log import BatchOffsets, Reader, read_offsets
 from hermes_spark.telemetry import JsonLines

@@ -1,0 +1,167 @@
+"""The demo behind `scripts/demo`: runs the main job on real parts and says what happened.
+
+Every figure is read from the sinks and from the tool service's own counters, none from the job.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from rich.console import Console
+from rich.table import Table
+from stack import ROOT, StackError, ToolService, running_stack
+
+from hermes_spark.streaming.publish import read_table
+from hermes_spark.tools.demo.messages import bad_rows, demo_event
+
+FILE_S = 0.5
+"""One file of events is dropped so often."""
+JOB_S = 420.0
+"""The demo's longest run."""
+
+
+def main() -> int:
+    """Run the demo; 0 when everything is accounted for."""
+    arguments = _arguments()
+    directory = Path(arguments.keep) if arguments.keep else ROOT / ".state" / "demo"
+    if not arguments.keep and directory.exists():
+        shutil.rmtree(directory)
+    console = Console()
+    try:
+        return _run(arguments, directory, console)
+    except StackError as exc:
+        print(f"demo: {exc}", file=sys.stderr)
+        return 1
+
+
+def _run(arguments: argparse.Namespace, directory: Path, console: Console) -> int:
+    with running_stack(directory) as stack:
+        console.print("· starting Triton with the reference engine (a rule-based stand-in for the model, on the CPU)")
+        grpc = stack.triton()
+        console.print("· starting the demo's tool service (CRM, orders, knowledge base, tickets)")
+        tools = stack.tools()
+        events = directory / "events"
+        events.mkdir(exist_ok=True)
+        job = stack.job(_settings(directory, grpc, tools))
+        console.print(
+            "· submitting the streaming job (scripts/dgx-spark-submit jobs/stream_agent.py); its log: " + str(job.log)
+        )
+        lines = _lines(arguments.events, arguments.sessions)
+        producer = threading.Thread(target=_produce, args=(lines, events, arguments.rate), daemon=True)
+        producer.start()
+        console.print(f"· dropping {len(lines)} events for {arguments.sessions} sessions, {arguments.rate} a second")
+        status = job.wait(JOB_S)
+        producer.join(10)
+        if status != 0:
+            raise StackError(f"the job ended with status {status}\n{job.tail()}")
+        return _report(console, directory, len(lines), tools)
+
+
+def _settings(directory: Path, grpc: str, tools: ToolService) -> dict[str, object]:
+    return {
+        "checkpoint": directory / "checkpoint",
+        "source.kind": "files",
+        "source.path": directory / "events",
+        "model.url": grpc,
+        "tools.base_url": tools.url,
+        "sink.path": directory / "out",
+        "state.local_path": directory / "rocksdb",
+        "stop.idle_s": 4,
+        "spark.ui.enabled": False,
+    }
+
+
+def _lines(count: int, sessions: int) -> list[bytes]:
+    """The demo's rows: mostly messages, two controls, and some that are no events."""
+    lines = [json.dumps(demo_event(i, sessions=sessions), ensure_ascii=False).encode() for i in range(count)]
+    lines[count // 2 : count // 2] = [
+        b'{"session_id": "demo-00000", "type": "reset"}',
+        b'{"session_id": "demo-00001", "type": "cancel", "by": "demo", "reason": "shows a control event"}',
+        *bad_rows(),
+    ]
+    return lines
+
+
+def _produce(lines: list[bytes], events: Path, rate: int) -> None:
+    step = max(1, round(rate * FILE_S))
+    for number, start in enumerate(range(0, len(lines), step)):
+        temporary = events / f"_{number:05d}.jsonl"
+        temporary.write_bytes(b"\n".join(lines[start : start + step]) + b"\n")
+        temporary.rename(events / f"{number:05d}.jsonl")
+        time.sleep(FILE_S)
+
+
+def _report(console: Console, directory: Path, events: int, tools: ToolService) -> int:
+    out = directory / "out"
+    outcomes, dead, controls = (read_table(str(out), name) for name in ("outcomes", "dead_letters", "controls"))
+    executions = tools.counters()["executions"]
+    summary = _summary(events, outcomes, dead, controls)
+    summary["calls"] = sum(executions.values())
+    table = Table(title="what the sinks and the tool service say")
+    for column in ("status", "turns", "tool calls", "p50 ms", "p99 ms"):
+        table.add_column(column, justify="right")
+    for status in sorted(set(outcomes["status"].to_pylist())):
+        part = outcomes.filter(pc.equal(outcomes["status"], status))
+        calls = sum(len(calls) for calls in part["calls"].to_pylist())
+        p50, p99 = _quantiles(part, 0.5, 0.99)
+        table.add_row(status, str(part.num_rows), str(calls), f"{p50:.0f}", f"{p99:.0f}")
+    console.print(table)
+    console.print(f"outcomes, dead letters and controls: {out}")
+    print(json.dumps({"summary": summary}))
+    accounted = summary["events"] == summary["turns"] + summary["controls"] + summary["dead_letters"]
+    repeated = [call for call, count in executions.items() if count != 1]
+    if not accounted or summary["open"] or summary["failed"] or repeated:
+        print(
+            f"demo: not everything is accounted for (calls executed more than once: {len(repeated)})", file=sys.stderr
+        )
+        return 1
+    return 0
+
+
+def _summary(events: int, outcomes: pa.Table, dead: pa.Table, controls: pa.Table) -> dict[str, float]:
+    statuses = outcomes["status"].to_pylist()
+    calls = [call for calls in outcomes["calls"].to_pylist() for call in calls]
+    times = (pc.max(outcomes["finished_at"]).as_py() - pc.min(outcomes["event_ts"]).as_py()).total_seconds()
+    p50, p90, p99 = _quantiles(outcomes, 0.5, 0.9, 0.99)
+    return {
+        "events": events,
+        "turns": len(statuses),
+        "completed": statuses.count("completed"),
+        "failed": statuses.count("failed"),
+        "open": events - len(statuses) - dead.num_rows - controls.num_rows,
+        "calls": 0,
+        "calls_failed": sum(call["status"] != "ok" for call in calls),
+        "controls": controls.num_rows,
+        "dead_letters": dead.num_rows,
+        "turns_per_second": round(len(statuses) / times, 1),
+        "p50_ms": p50,
+        "p90_ms": p90,
+        "p99_ms": p99,
+    }
+
+
+def _quantiles(outcomes: pa.Table, *quantiles: float) -> list[float]:
+    """Milliseconds from an event's time to the end of its turn."""
+    took = pc.subtract(pc.cast(outcomes["finished_at"], pa.int64()), pc.cast(outcomes["event_ts"], pa.int64()))
+    return [round(q.as_py(), 1) for q in pc.quantile(took, list(quantiles))]
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="scripts/demo", description="Runs the main job end to end on this machine.")
+    parser.add_argument("--events", type=int, default=400, help="message events (default 400)")
+    parser.add_argument("--sessions", type=int, default=60, help="sessions they belong to (default 60)")
+    parser.add_argument("--rate", type=int, default=40, help="events a second (default 40)")
+    parser.add_argument("--keep", help="directory to run in, kept and continued; default .state/demo, made anew")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,189 @@
+"""The published tables: their Arrow schemas, and how records become rows. Pure: the same records give the same rows.
+
+- `outcomes`: one row per ended turn, its tool calls nested (`publish.audit` shows them one per row).
+- `dead_letters`: one row per source row that is no event or cannot be served, with its first bytes.
+- `controls`: one row per event that causes no turn: `reset`, `cancel` and `approval`, and repeats of any type.
+
+Every event handed over is in exactly one of them: as an outcome, once its turn has ended; else as one of the others.
+`(query_id, shard, lsn)` names a row for ever. Texts that a record leaves empty are empty here too; only a dead letter without
+a session and a time that never came are null. All times are `timestamp[ms]` in UTC. Columns are only ever added, at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from hermes_spark.state.records import CallSummary, Outcome, Record, Rejected, Taken
+
+SCHEMA_VERSION = 1
+"""Counts changes of the columns below."""
+
+_TIME = pa.timestamp("ms", tz="UTC")
+
+_CALL = pa.struct(
+    [
+        ("call_id", pa.string()),
+        ("name", pa.string()),
+        ("arguments", pa.string()),  # JSON
+        ("status", pa.string()),  # ok, error, timeout, unknown, refused
+        ("content", pa.string()),
+        ("step", pa.int32()),
+        ("attempts", pa.int32()),
+        ("sent_at", _TIME),  # null: never sent
+        ("done_at", _TIME),
+    ]
+)
+
+_PLACE = [("query_id", pa.string()), ("batch_id", pa.int64()), ("shard", pa.int32()), ("lsn", pa.int64())]
+_SOURCE = [("source_partition", pa.string()), ("source_offset", pa.int64())]
+
+OUTCOMES = pa.schema(
+    [
+        *_PLACE,
+        ("session_id", pa.string()),
+        ("turn_id", pa.string()),
+        ("event_id", pa.string()),
+        *_SOURCE,
+        ("status", pa.string()),  # completed, failed, cancelled
+        ("reason", pa.string()),
+        ("reply", pa.string()),
+        ("truncated", pa.bool_()),
+        ("steps", pa.int32()),
+        ("calls", pa.list_(_CALL)),
+        ("prompt_tokens", pa.int64()),
+        ("completion_tokens", pa.int64()),
+        ("event_ts", _TIME),
+        ("taken_at", _TIME),
+        ("finished_at", _TIME),
+        ("metadata", pa.string()),  # JSON
+        ("schema_version", pa.int32()),
+    ]
+)
+DEAD_LETTERS = pa.schema(
+    [
+        *_PLACE,
+        ("session_id", pa.string()),  # null: the row has none
+        *_SOURCE,
+        ("reason", pa.string()),
+        ("raw", pa.binary()),  # the first `intake.dead_letter_bytes`
+        ("raw_bytes", pa.int64()),  # the row's full size
+        ("rejected_at", _TIME),
+        ("schema_version", pa.int32()),
+    ]
+)
+CONTROLS = pa.schema(
+    [
+        *_PLACE,
+        ("type", pa.string()),
+        ("session_id", pa.string()),
+        ("turn_id", pa.string()),  # the one that a cancel or approval names
+        ("event_id", pa.string()),
+        *_SOURCE,
+        ("effect", pa.string()),  # taken; repeat: the producer sent this event_id before, and nothing happened
+        ("event_ts", _TIME),
+        ("taken_at", _TIME),
+        ("schema_version", pa.int32()),
+    ]
+)
+
+TABLES: dict[str, pa.Schema] = {"outcomes": OUTCOMES, "dead_letters": DEAD_LETTERS, "controls": CONTROLS}
+"""Every published table by name."""
+
+PlacedRecord = tuple[int, int, Record]
+"""(shard, LSN, record)."""
+
+
+def build_tables(query_id: str, batch_id: int, records: Iterable[PlacedRecord]) -> dict[str, pa.Table]:
+    """All of `TABLES`, possibly empty, for what `batch_id` publishes; rows are ordered by (shard, LSN).
+
+    Records that nobody publishes (completions, intents, taken messages whose outcome follows, ...) are passed over.
+    """
+    rows: dict[str, list[dict[str, Any]]] = {name: [] for name in TABLES}
+    for shard, lsn, record in sorted(records, key=lambda placed: placed[:2]):
+        table, row = _row(record)
+        if row is not None:
+            row |= {"query_id": query_id, "batch_id": batch_id, "shard": shard, "lsn": lsn}
+            row["schema_version"] = SCHEMA_VERSION
+            rows[table].append(row)
+    return {name: pa.Table.from_pylist(rows[name], schema=schema) for name, schema in TABLES.items()}
+
+
+def _row(record: Record) -> tuple[str, dict[str, Any] | None]:
+    if isinstance(record, Outcome):
+        return "outcomes", _outcome(record)
+    if isinstance(record, Rejected):
+        return "dead_letters", _dead_letter(record)
+    if isinstance(record, Taken) and (record.repeat or record.event.type != "message"):
+        return "controls", _control(record)
+    return "", None
+
+
+def _outcome(record: Outcome) -> dict[str, Any]:
+    return {
+        "session_id": record.session_id,
+        "turn_id": record.turn_id,
+        "event_id": record.event_id,
+        "source_partition": record.coordinates.partition,
+        "source_offset": record.coordinates.offset,
+        "status": record.status,
+        "reason": record.reason,
+        "reply": record.reply,
+        "truncated": record.truncated,
+        "steps": record.steps,
+        "calls": [_call(call) for call in record.calls],
+        "prompt_tokens": record.usage.prompt_tokens,
+        "completion_tokens": record.usage.completion_tokens,
+        "event_ts": record.event_ts_ms,
+        "taken_at": record.taken_ms,
+        "finished_at": record.time_ms,
+        "metadata": _json(record.metadata),
+    }
+
+
+def _call(call: CallSummary) -> dict[str, Any]:
+    return {
+        "call_id": call.id,
+        "name": call.name,
+        "arguments": _json(call.arguments),
+        "status": call.status,
+        "content": call.content,
+        "step": call.step,
+        "attempts": call.attempts,
+        "sent_at": call.sent_ms or None,
+        "done_at": call.done_ms or None,
+    }
+
+
+def _dead_letter(record: Rejected) -> dict[str, Any]:
+    return {
+        "session_id": record.session_id or None,
+        "source_partition": record.coordinates.partition,
+        "source_offset": record.coordinates.offset,
+        "reason": record.reason,
+        "raw": record.raw,
+        "raw_bytes": record.raw_bytes,
+        "rejected_at": record.time_ms,
+    }
+
+
+def _control(record: Taken) -> dict[str, Any]:
+    event = record.event
+    return {
+        "type": event.type,
+        "session_id": record.session_id,
+        "turn_id": event.turn_id,
+        "event_id": event.event_id,
+        "source_partition": event.coordinates.partition,
+        "source_offset": event.coordinates.offset,
+        "effect": "repeat" if record.repeat else "taken",
+        "event_ts": event.ts_ms,
+        "taken_at": record.time_ms,
+    }
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
