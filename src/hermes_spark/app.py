@@ -43,6 +43,7 @@ from hermes_spark.streaming.launcher import SparkHostLauncher
 from hermes_spark.streaming.orchestrator import BatchParts, Orchestrator
 from hermes_spark.streaming.ownership import CommittedView, DriverPlace
 from hermes_spark.streaming.preflight import check_source, check_spark, check_workers, divide_slots
+from hermes_spark.streaming.progress import ProgressLog
 from hermes_spark.streaming.publish import ConsoleSink, ParquetSink, Sink
 from hermes_spark.streaming.query import Ended, start, watch
 from hermes_spark.streaming.source import open_source
@@ -116,6 +117,8 @@ def run_job(spark: SparkSession, settings: Settings) -> Ended:
         view = CommittedView({}, {}) if last is None else CommittedView(last.positions, last.ends)
         fleet.start(slots.hosts, settings.state.shards, view)
         turn_log = settings.telemetry.turn_log
+        if turn_log:
+            spark.streams.addListener(ProgressLog(JsonLines(turn_log, f"progress-{epoch}.jsonl")))
         orchestrator = Orchestrator(
             BatchParts(
                 settings=settings,
@@ -136,14 +139,15 @@ def run_job(spark: SparkSession, settings: Settings) -> Ended:
 
 
 async def _check_model(settings: ModelSettings) -> None:
-    model = TritonModel(settings, _tokenizer(settings))
+    model = TritonModel(settings, tokenizer_of(settings))
     try:
         await model.check()
     finally:
         await model.close()
 
 
-def _tokenizer(settings: ModelSettings) -> ChatTokenizer:
+def tokenizer_of(settings: ModelSettings) -> ChatTokenizer:
+    """The tokenizer that a model's settings name; by default the one beside the model."""
     beside = Path(__file__).parents[2] / "model_repository" / settings.name / "tokenizer"
     directory = Path(settings.tokenizer) if settings.tokenizer else beside
     return ChatTokenizer.load(directory, format=settings.format)
@@ -211,7 +215,7 @@ def run_host(payload_bytes: bytes) -> HostExit:
 
 async def _run_host(payload: HostPayload, settings: Settings) -> HostExit:
     registry = Registry.load(settings.tools)
-    tokenizer = _tokenizer(settings.model)
+    tokenizer = tokenizer_of(settings.model)
 
     def services(host: AgentHost) -> Services:
         return Services(

@@ -155,7 +155,7 @@ def parse_event(row: Row, *, max_bytes: int) -> Event:
         )
     wire, extra = _decode(row.value)
     _check(wire)
-    return Event(
+    event = Event(
         coordinates=row.coordinates,
         session_id=wire.session_id,
         ts_ms=_milliseconds(wire.ts, row.timestamp_ms),
@@ -171,6 +171,18 @@ def parse_event(row: Row, *, max_bytes: int) -> Event:
         by=wire.by,
         reason=wire.reason,
     )
+    _check_storable(event)
+    return event
+
+
+def _check_storable(event: Event) -> None:
+    """JSON can say what a record cannot hold; found out here, it is a dead letter, later it would stop a journal."""
+    try:
+        msgspec.msgpack.encode(event)
+    except (OverflowError, UnicodeEncodeError, RecursionError) as exc:
+        raise InvalidEvent(
+            f"the event cannot be stored ({exc}); integers have at most 64 bits, texts are Unicode"
+        ) from None
 
 
 def _decode(value: bytes) -> tuple[_WireEvent, JsonObject]:
@@ -202,6 +214,8 @@ def _check(wire: _WireEvent) -> None:
 def _choice(tool: str | _WireTool) -> str | ToolSpec:
     if isinstance(tool, str):
         return tool
+    if tool.parameters is None and tool.description:
+        raise InvalidEvent(f"tool {tool.name!r} has a description and no parameters; give both, or the name alone")
     if tool.parameters is None:
         return tool.name
     return ToolSpec(tool.name, tool.description, tool.parameters)

@@ -30,9 +30,9 @@ from hermes_spark.streaming.fleet import Fleet
 from hermes_spark.streaming.handoff import Handed, HandoffPlan, hand_over
 from hermes_spark.streaming.ownership import CommittedView
 from hermes_spark.streaming.publish import Sink
-from hermes_spark.streaming.tables import build_tables
 from hermes_spark.streaming.source import ranges
 from hermes_spark.streaming.spark_log import BatchOffsets, Reader, read_offsets
+from hermes_spark.streaming.tables import build_tables
 from hermes_spark.telemetry import JsonLines
 
 log = logging.getLogger(__name__)
@@ -58,14 +58,6 @@ class BatchParts(msgspec.Struct, frozen=True):
     batch_log: JsonLines | None
 
 
-class Activity(msgspec.Struct, frozen=True):
-    """What the last batch saw, for those who decide when to stop."""
-
-    busy_at: float
-    """Monotonic time when events or open turns were last seen."""
-    unpublished: bool
-
-
 class Orchestrator:
     """Called by Spark for each micro-batch, one at a time."""
 
@@ -73,7 +65,9 @@ class Orchestrator:
         self._parts = parts
         self._last = parts.commits.last()
         self._published_at = 0.0
-        self._busy_at = time.monotonic()
+        self._busy = True
+        self.quiet_since: float | None = None
+        """Since when (monotonic) batches have seen neither an event nor an open turn; None while they do."""
         self._draining = threading.Event()
         self.drained = threading.Event()
         """Set once a batch has waited for all turns and published them; later batches are not begun."""
@@ -94,10 +88,6 @@ class Orchestrator:
         """Let the next batch be the last: it waits for open turns, within `stop.drain_s`, and publishes."""
         self._draining.set()
 
-    def activity(self) -> Activity:
-        """What the last batch saw."""
-        return Activity(self._busy_at, self._last is not None and not self._last.publish)
-
     def _run(self, frame: DataFrame, batch: int) -> None:
         parts = self._parts
         offsets = read_offsets(parts.checkpoint, batch)
@@ -107,6 +97,7 @@ class Orchestrator:
         check_succession(self._last, batch, source)
         watch = _Stopwatch()
         ending = self._draining.is_set()
+        self._busy = False
         if self._last is None or batch > self._last.batch:
             self._commit(frame, batch, offsets, source, watch)
         assert self._last is not None
@@ -116,6 +107,7 @@ class Orchestrator:
             faults.point("driver.after_publish")
         parts.commits.forget(batch)
         self._report(batch, watch)
+        self.quiet_since = None if self._busy else self.quiet_since or time.monotonic()
         if ending:
             self.drained.set()
 
@@ -157,6 +149,8 @@ class Orchestrator:
         if previous is not None and previous.events == offsets.events:
             return Handed(), {}
         spans = ranges(parts.settings.source.kind, None if previous is None else previous.events, offsets.events) or {}
+        if spans and all(start == stop for start, stop in spans.values()):
+            return Handed(), {}
         plan = HandoffPlan(
             batch=batch,
             ownership=parts.fleet.ownership(),
@@ -166,14 +160,12 @@ class Orchestrator:
         )
         frame.sparkSession.sparkContext.setJobDescription(f"batch {batch} · hand-off")
         handed = hand_over(frame, plan, parts.fleet, parts.tasks)
-        if handed.taken or handed.skipped:
-            self._busy_at = time.monotonic()
+        self._busy = bool(handed.taken or handed.skipped)
         return handed, {partition: stop for partition, (_, stop) in spans.items()}
 
     def _positions(self) -> dict[int, Position]:
         barriers = self._parts.fleet.barrier(BARRIER_TIMEOUT_S)
-        if any(barrier.open_turns for barrier in barriers):
-            self._busy_at = time.monotonic()
+        self._busy = self._busy or any(barrier.open_turns for barrier in barriers)
         positions = {at.shard: at.position for barrier in barriers for at in barrier.positions}
         for shard, before in ({} if self._last is None else self._last.positions).items():
             if positions[shard].lsn < before.lsn:

@@ -70,8 +70,8 @@ def _await_termination(query: StreamingQuery) -> None:
 def _why_stop(settings: Settings, orchestrator: Orchestrator, asked: Callable[[], bool]) -> str:
     if asked():
         return "asked to stop"
-    idle_s = settings.stop.idle_s
-    if idle_s and time.monotonic() - orchestrator.activity().busy_at > idle_s:
+    idle_s, quiet_since = settings.stop.idle_s, orchestrator.quiet_since
+    if idle_s and quiet_since is not None and time.monotonic() - quiet_since > idle_s:
         return "idle"
     return ""
 

@@ -1,0 +1,223 @@
+"""The benchmark behind `scripts/bench`: open loop, on real parts, latencies counted from the intended arrival.
+
+One JSON line per run. `turn` is arrival to outcome durable in the journal, `published` arrival to the Parquet file that holds
+the outcome being in place; both in milliseconds, as they are and above the floor. The floor of a turn is computed from the
+engine's profile and the tools' configured delay: first token times model calls, its completion tokens over the profile's
+rate, one tool delay per step that called. Turns that arrive during the first `--warm-up` seconds are not counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from accounting import Accounting
+from stack import ROOT, Stack, StackError, ToolService, running_stack
+
+from hermes_spark.streaming.publish import read_table
+
+FIRST_TOKEN_MS = 112
+TOKENS_PER_SECOND = 2180
+TOOL_DELAY_MS = 30
+
+
+def main() -> int:
+    """Run what was asked for."""
+    arguments = _arguments()
+    directory = ROOT / ".state" / "bench"
+    shutil.rmtree(directory, ignore_errors=True)
+    try:
+        with running_stack(directory) as stack:
+            _measure(arguments, stack)
+    except StackError as exc:
+        print(f"bench: {exc}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _measure(arguments: argparse.Namespace, stack: Stack) -> None:
+    triton = stack.triton(
+        first_token_ms=FIRST_TOKEN_MS, tokens_per_second=TOKENS_PER_SECOND, max_in_flight=arguments.in_flight
+    )
+    tools = stack.tools("--delay-ms", str(TOOL_DELAY_MS))
+    rates = [arguments.saturation] if arguments.saturation else arguments.rate
+    for rate in rates:
+        result = _job(arguments, stack, triton, tools, rate)
+        if arguments.plain:
+            plain = _plain(arguments, stack, triton, tools, rate)
+            result |= {"plain": plain, "share_of_plain": round(result["turns_per_s"] / plain["turns_per_s"], 3)}
+        print(json.dumps(result), flush=True)
+
+
+def _job(arguments: argparse.Namespace, stack: Stack, triton: str, tools: ToolService, rate: int) -> dict[str, Any]:
+    run = stack.directory / f"run-{rate}"
+    part = stack.job(
+        {
+            "checkpoint": run / "checkpoint",
+            "source.kind": "load",
+            "source.rows_per_second": rate,
+            "source.duration_s": arguments.seconds,
+            "source.sessions": rate * arguments.sessions_per_rate,
+            "model.url": triton,
+            "model.max_in_flight": arguments.in_flight,
+            "tools.base_url": tools.url,
+            "sink.path": run / "out",
+            "sink.publish_interval_ms": arguments.publish_interval_ms,
+            "trigger.interval_ms": arguments.trigger_ms,
+            "state.local_path": run / "rocksdb",
+            "telemetry.turn_log": run / "log",
+            "stop.idle_s": 4,
+            "spark.ui.enabled": False,
+        },
+        f"local[{arguments.slots}]",
+    )
+    log_start = part.log.stat().st_size
+    hosts = _host_pids(part.log, log_start, lambda: part.alive)
+    with Accounting(hosts) as accounting:
+        status = part.wait(arguments.seconds + 240)
+    if status != 0:
+        raise StackError(f"the job ended with status {status}\n{part.tail()}")
+    turns = _lines(run / "log", "turns-*.jsonl")
+    result = _result(arguments, rate, turns, run)
+    thousands = len(turns) / 1000
+    result["cpu_s_per_1000_turns"] = {role: round(s / thousands, 2) for role, s in accounting.cpu_s().items()}
+    result["peak_mb"] = dict(accounting.peak_mb)
+    return result
+
+
+def _host_pids(log: Path, start: int, alive: Any) -> list[int]:
+    deadline = time.monotonic() + 120
+    while alive() and time.monotonic() < deadline:
+        found = re.findall(r"is up: pid (\d+)", log.read_text()[start:])
+        if found:
+            return [int(pid) for pid in found]
+        time.sleep(0.2)
+    raise StackError(f"no agent host came up; see {log}")
+
+
+def _result(arguments: argparse.Namespace, rate: int, turns: list[dict[str, Any]], run: Path) -> dict[str, Any]:
+    outcomes = read_table(run / "out", "outcomes").to_pylist()
+    start = min(turn["ts"] for turn in turns)
+    window = (start + arguments.warm_up * 1000, start + arguments.seconds * 1000)
+    floors = {row["turn_id"]: _floor_ms(row) for row in outcomes}
+    published = _published_at(run / "out")
+    counted = [turn for turn in turns if window[0] <= turn["ts"] < window[1]]
+    rows = [row for row in outcomes if window[0] <= row["event_ts"].timestamp() * 1000 < window[1]]
+    turn_ms = {turn["turn_id"]: turn["at_ms"] - turn["ts"] for turn in counted}
+    published_ms = {r["turn_id"]: published[r["batch_id"]] - r["event_ts"].timestamp() * 1000 for r in rows}
+    ended = sum(window[0] <= turn["at_ms"] < window[1] for turn in turns)
+    return {
+        "mode": "saturation" if arguments.saturation else "rate",
+        "offered_per_s": rate,
+        "seconds": arguments.seconds,
+        "turns": len(turns),
+        "events": rate * arguments.seconds,
+        "outcomes": len(outcomes),
+        "failed": sum(row["status"] != "completed" for row in outcomes),
+        "turns_per_s": round(ended / (arguments.seconds - arguments.warm_up), 1),
+        "open_at_half": _open_at(turns, rate, start, arguments.seconds / 2),
+        "open_at_end": _open_at(turns, rate, start, arguments.seconds),
+        "turn_ms": _quantiles(turn_ms.values()),
+        "turn_above_floor_ms": _quantiles(ms - floors[turn] for turn, ms in turn_ms.items() if turn in floors),
+        "published_ms": _quantiles(published_ms.values()),
+        "published_above_floor_ms": _quantiles(ms - floors[turn] for turn, ms in published_ms.items()),
+        "floor_p50_ms": _quantiles(floors.values())["p50"],
+        "batch_ms_p50": _batches(run / "log"),
+    }
+
+
+def _open_at(turns: list[dict[str, Any]], rate: int, start: float, second: float) -> int:
+    """Turns that have arrived by then and not ended: a growing number is a backlog."""
+    at = start + second * 1000
+    return sum(turn["ts"] < at <= turn["at_ms"] for turn in turns)
+
+
+def _floor_ms(row: dict[str, Any]) -> float:
+    steps_with_calls = len({call["step"] for call in row["calls"]})
+    tokens_ms = row["completion_tokens"] / TOKENS_PER_SECOND * 1000
+    return float(row["steps"] * FIRST_TOKEN_MS + tokens_ms + steps_with_calls * TOOL_DELAY_MS)
+
+
+def _published_at(out: Path) -> dict[int, float]:
+    """When each batch's file of outcomes was in place (ms), by batch id."""
+    files = (out / "outcomes").glob("batch_id=*/*.parquet")
+    return {int(file.parent.name.split("=")[1]): file.stat().st_mtime * 1000 for file in files}
+
+
+def _batches(log: Path) -> dict[str, float]:
+    """Median milliseconds of each part of a batch that handed something over: Spark's parts and ours."""
+    parts: dict[str, list[float]] = defaultdict(list)
+    full = {line["batch"] for line in _lines(log, "batches-*.jsonl") if line["taken"]}
+    for pattern in ("batches-*.jsonl", "progress-*.jsonl"):
+        for line in _lines(log, pattern):
+            if line["batch"] in full:
+                for name, ms in line["ms"].items():
+                    parts[name].append(ms)
+    return {name: round(float(np.median(values)), 1) for name, values in parts.items()}
+
+
+def _plain(arguments: argparse.Namespace, stack: Stack, triton: str, tools: ToolService, rate: int) -> dict[str, Any]:
+    command = [sys.executable, str(ROOT / "scripts/plain.py"), "--model-url", triton, "--tools-url", tools.url]
+    command += ["--rate", str(rate), "--seconds", str(arguments.seconds), "--in-flight", str(arguments.in_flight)]
+    command += ["--sessions", str(rate * arguments.sessions_per_rate)]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=arguments.seconds + 120, check=False
+    )
+    if done.returncode != 0:
+        raise StackError(f"the plain run failed\n{done.stderr[-2000:]}")
+    turns = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    start = min(turn["ts"] for turn in turns)
+    window = (start + arguments.warm_up * 1000, start + arguments.seconds * 1000)
+    ended = sum(window[0] <= turn["at_ms"] < window[1] for turn in turns)
+    counted = [turn["at_ms"] - turn["ts"] for turn in turns if window[0] <= turn["ts"] < window[1]]
+    return {
+        "turns": len(turns),
+        "failed": sum(turn["status"] != "completed" for turn in turns),
+        "turns_per_s": round(ended / (arguments.seconds - arguments.warm_up), 1),
+        "turn_ms": _quantiles(counted),
+    }
+
+
+def _quantiles(values: Any) -> dict[str, float]:
+    data = np.fromiter(values, dtype=float)
+    if not data.size:
+        return {}
+    return {f"p{q}": round(float(np.percentile(data, q)), 1) for q in (50, 90, 99)}
+
+
+def _lines(directory: Path, pattern: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for file in sorted(directory.glob(pattern)) for line in file.read_text().splitlines()]
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="scripts/bench", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument(
+        "--rate", type=int, action="append", help="turns offered per second; may be repeated (default 100)"
+    )
+    parser.add_argument("--saturation", type=int, default=0, metavar="RATE", help="offer more than can be done")
+    parser.add_argument("--plain", action="store_true", help="run the same turns with bare asyncio as well")
+    parser.add_argument("--seconds", type=int, default=60)
+    parser.add_argument("--warm-up", type=int, default=10)
+    parser.add_argument("--sessions-per-rate", type=int, default=20, help="sessions = this times the rate (default 20)")
+    parser.add_argument("--in-flight", type=int, default=512, help="model calls under way at the same time")
+    parser.add_argument("--trigger-ms", type=int, default=200)
+    parser.add_argument("--publish-interval-ms", type=int, default=0)
+    parser.add_argument("--slots", type=int, default=3, help="Spark's local slots: one host per two")
+    arguments = parser.parse_args()
+    arguments.rate = arguments.rate or [100]
+    return arguments
+
+
+if __name__ == "__main__":
+    sys.exit(main())

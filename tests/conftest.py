@@ -1,0 +1,34 @@
+"""Fixtures for tests on real parts: Triton starts once per session, each test has a tool service of its own."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from stack import Stack, ToolService, running_stack
+
+os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+
+
+@pytest.fixture(scope="session")
+def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The gRPC address of a Triton server with the reference engine, quick enough for tests."""
+    with running_stack(tmp_path_factory.mktemp("triton")) as stack:
+        yield stack.triton(first_token_ms=20)
+
+
+@pytest.fixture
+def stack(tmp_path: Path) -> Iterator[Stack]:
+    """An empty stack below the test's directory."""
+    with running_stack(tmp_path / "stack") as stack:
+        yield stack
+
+
+@pytest.fixture
+def tools(stack: Stack) -> ToolService:
+    """The demo's tool service."""
+    return stack.tools()

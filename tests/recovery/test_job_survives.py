@@ -1,0 +1,100 @@
+"""The job on real parts: what is killed, nothing is lost, nothing is published twice, no finished call runs again."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+from stack import Stack, ToolService
+
+from jobs import Job, executed_more_than_once, kill_process, one_each, question
+
+pytestmark = [pytest.mark.spark, pytest.mark.triton, pytest.mark.timeout(420)]
+
+
+def some_questions(count: int, sessions: int = 20) -> list[dict[str, object]]:
+    return [
+        question(f"s{number % sessions}", f"What is the status of order A-100{number % 6}?") for number in range(count)
+    ]
+
+
+def test_a_run_ends_with_every_row_accounted_for(stack: Stack, triton: str, tools: ToolService) -> None:
+    job = Job(stack, triton, tools)
+    rows = job.drop(
+        [
+            *some_questions(30),
+            b'{"session_id": "s1", "type": "reset"}',
+            b"no json",
+            b'{"messages": []}',
+            question("big", "x" * 5_000_000),
+            question("s2", tools=[{"name": "crm_query", "parameters": {"type": "no such type"}}]),
+            question("s3", "[[unknown-tool]] hello"),
+            question("s4", "[[wrong-types]] 查一下客户张三的订单状态"),
+            question("s5", "[[loop]] What is the status of order A-1001?"),
+            question("s6", "[[junk]] hello"),
+        ]
+    )
+    job.finish()
+    outcomes, dead, controls = job.rows(), job.rows("dead_letters"), job.rows("controls")
+    assert len(outcomes) + len(dead) + len(controls) == rows
+    assert len(dead) == 4
+    assert {"not JSON", "session_id is missing", "at most", "crm_query"} == {
+        word
+        for word in ("not JSON", "session_id is missing", "at most", "crm_query")
+        if any(word in row["reason"] for row in dead)
+    }
+    assert [row["type"] for row in controls] == ["reset"]
+    assert {row["status"] for row in outcomes} == {"completed"}
+    assert all(row["steps"] <= 3 for row in outcomes)
+    assert one_each(outcomes)
+    assert executed_more_than_once(tools) == {}
+
+
+@pytest.mark.parametrize("how", ["ctrl-c", "kill -9"])
+def test_a_killed_job_goes_on_from_its_checkpoint(stack: Stack, triton: str, tools: ToolService, how: str) -> None:
+    job = Job(stack, triton, tools)
+    rows = job.drop(some_questions(40))
+    part = job.start()
+    job.until(lambda: len(tools.counters()["executions"]) >= 5, "some calls")
+    if how == "ctrl-c":
+        part.signal(signal.SIGINT)
+        part.wait(60)
+    else:
+        job.kill()
+    rows += job.drop(some_questions(20))
+    job.finish()
+    outcomes = job.rows()
+    assert len(outcomes) == rows
+    assert one_each(outcomes)
+    assert executed_more_than_once(tools) == {}
+    assert {row["status"] for row in outcomes} == {"completed"}
+
+
+def test_a_killed_host_loses_no_turn_and_repeats_no_finished_call(
+    stack: Stack, triton: str, tools: ToolService
+) -> None:
+    job = Job(stack, triton, tools, **{"spark.sql.files.maxPartitionBytes": 1, "spark.sql.files.openCostInBytes": 1})
+    job.start()
+    job.until(lambda: bool(job.host_pids()), "the host")
+    rows = sum(job.drop(some_questions(10, sessions=10)) for _ in range(8))
+    job.until(lambda: len(tools.counters()["executions"]) >= 10, "some calls")
+    kill_process(job.host_pids()[-1])
+    job.until(lambda: len(job.host_pids()) == 2, "the host's successor")
+    rows += job.drop(some_questions(10))
+    job.until(lambda: len(job.rows()) == rows, "all outcomes")
+    outcomes = job.rows()
+    assert one_each(outcomes)
+    assert executed_more_than_once(tools) == {}
+    assert {row["status"] for row in outcomes} == {"completed"}
+
+
+def test_a_hanging_tool_delays_no_other_session(stack: Stack, triton: str, tools: ToolService) -> None:
+    tools.control(hang=["stuck"])
+    job = Job(stack, triton, tools, **{"tools.timeout_s": 120, "agent.turn_timeout_ms": 200_000})
+    others = job.drop([question("stuck"), *some_questions(30)]) - 1
+    job.start()
+    job.until(lambda: len(job.rows()) == others, "the outcomes of all other sessions")
+    assert "stuck" not in {row["session_id"] for row in job.rows()}
+    tools.control(release=True)
+    job.until(lambda: len(job.rows()) == others + 1, "the outcome of the session that was stuck")
+    assert {row["status"] for row in job.rows()} == {"completed"}
