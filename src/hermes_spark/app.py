@@ -19,7 +19,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlparse
 
+import msgspec
 import uvloop
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from hermes_spark.errors import HermesError, SettingsError, StartError
@@ -42,7 +44,7 @@ from hermes_spark.streaming.fleet import Fleet
 from hermes_spark.streaming.launcher import SparkHostLauncher
 from hermes_spark.streaming.orchestrator import BatchParts, Orchestrator
 from hermes_spark.streaming.ownership import CommittedView, DriverPlace
-from hermes_spark.streaming.preflight import check_source, check_spark, check_workers, divide_slots
+from hermes_spark.streaming.preflight import Slots, check_source, check_spark, check_workers, divide_slots
 from hermes_spark.streaming.progress import ProgressLog
 from hermes_spark.streaming.publish import ConsoleSink, ParquetSink, Sink
 from hermes_spark.streaming.query import Ended, start, watch
@@ -54,6 +56,8 @@ from hermes_spark.tools.registry import Registry
 log = logging.getLogger(__name__)
 
 CHECK_TIMEOUT_S = 30.0
+PROJECT = Path(__file__).parents[2]
+"""The checkout, where `conf/` and `model_repository/` lie beside `src/`."""
 
 
 # ---------------------------------------------------------------------- the driver's job
@@ -77,48 +81,39 @@ def stream_agent() -> int:
 
 
 def read_settings(environment: Mapping[str, str], spark_conf: Mapping[str, str]) -> Settings:
-    """The job's settings, checked. Raises `SettingsError`."""
+    """The job's settings, checked; files that are named relatively are looked for here, then in the project.
+
+    Raises `SettingsError`.
+    """
     settings = load(file=None, environment=environment, spark_conf=spark_conf)
     validate(settings)
-    return settings
+    tool_file = Path(settings.tools.file)
+    if not tool_file.exists() and (PROJECT / tool_file).exists():
+        tool_file = PROJECT / tool_file
+    tools = msgspec.structs.replace(settings.tools, file=str(tool_file.absolute()))
+    return msgspec.structs.replace(settings, tools=tools)
 
 
 def run_job(spark: SparkSession, settings: Settings) -> Ended:
     """Start hosts and query, and return when the query has ended well. Raises `HermesError`s."""
     asked = _StopSignals()
     context = spark.sparkContext
-    check_spark(context)
-    slots = divide_slots(context.defaultParallelism, settings.hosts)
-    check_source(settings)
-    Registry.load(settings.tools)
-    check_workers(context)
-    asyncio.run(asyncio.wait_for(_check_model(settings.model), CHECK_TIMEOUT_S))
+    slots = _preflight(context, settings)
     frame = open_source(spark, settings)
-
     state_path = _local(settings.state.path or f"{settings.checkpoint}/hermes", "state.path")
     commits = CommitLog(Storage.at(str(state_path)))
     meta = commits.meta(settings.state.shards)
     epoch = commits.claim_epoch()
     last = commits.last()
-    payload = HostPayload(
-        index=0,
-        token=secrets.token_urlsafe(32),
-        driver="",
-        address=settings.host.address,
-        query_id=meta.query_id,
-        state_path=str(state_path),
-        settings=to_json(settings).encode(),
-    )
-    launcher = SparkHostLauncher(context, f"{meta.query_id[:8]}-{epoch}")
-    here = settings.host.address or str(context.getConf().get("spark.driver.host", "127.0.0.1"))
-    fleet = Fleet(launcher, payload, settings.host, DriverPlace(epoch, here))
     log.info("query %s, epoch %d: %d hosts, %d slots for batches", meta.query_id, epoch, slots.hosts, slots.tasks)
+    fleet = _fleet(context, settings, meta.query_id, epoch, state_path)
     try:
         view = CommittedView({}, {}) if last is None else CommittedView(last.positions, last.ends)
         fleet.start(slots.hosts, settings.state.shards, view)
-        turn_log = settings.telemetry.turn_log
-        if turn_log:
-            spark.streams.addListener(ProgressLog(JsonLines(turn_log, f"progress-{epoch}.jsonl")))
+        batch_log = None
+        if directory := settings.telemetry.turn_log:
+            batch_log = JsonLines(directory, f"batches-{epoch}.jsonl")
+            spark.streams.addListener(ProgressLog(JsonLines(directory, f"progress-{epoch}.jsonl")))
         orchestrator = Orchestrator(
             BatchParts(
                 settings=settings,
@@ -130,12 +125,38 @@ def run_job(spark: SparkSession, settings: Settings) -> Ended:
                 readers={shard: JournalReader(state_path, shard) for shard in range(settings.state.shards)},
                 sinks=_sinks(settings),
                 tasks=slots.tasks,
-                batch_log=JsonLines(turn_log, f"batches-{epoch}.jsonl") if turn_log else None,
+                batch_log=batch_log,
             )
         )
         return watch(start(frame, settings, orchestrator), settings, orchestrator, asked)
     finally:
         fleet.stop()
+
+
+def _preflight(context: SparkContext, settings: Settings) -> Slots:
+    """Everything that can be found out before anything is started. Raises `StartError`, `SettingsError`, `ModelError`."""
+    check_spark(context)
+    slots = divide_slots(context.defaultParallelism, settings.hosts)
+    check_source(settings)
+    Registry.load(settings.tools)
+    check_workers(context)
+    asyncio.run(asyncio.wait_for(_check_model(settings.model), CHECK_TIMEOUT_S))
+    return slots
+
+
+def _fleet(context: SparkContext, settings: Settings, query_id: str, epoch: int, state_path: Path) -> Fleet:
+    payload = HostPayload(
+        index=0,
+        token=secrets.token_urlsafe(32),
+        driver="",
+        address=settings.host.address,
+        query_id=query_id,
+        state_path=str(state_path),
+        settings=to_json(settings).encode(),
+    )
+    here = settings.host.address or str(context.getConf().get("spark.driver.host", "127.0.0.1"))
+    launcher = SparkHostLauncher(context, f"{query_id[:8]}-{epoch}")
+    return Fleet(launcher, payload, settings.host, DriverPlace(epoch, here))
 
 
 async def _check_model(settings: ModelSettings) -> None:
@@ -148,7 +169,7 @@ async def _check_model(settings: ModelSettings) -> None:
 
 def tokenizer_of(settings: ModelSettings) -> ChatTokenizer:
     """The tokenizer that a model's settings name; by default the one beside the model."""
-    beside = Path(__file__).parents[2] / "model_repository" / settings.name / "tokenizer"
+    beside = PROJECT / "model_repository" / settings.name / "tokenizer"
     directory = Path(settings.tokenizer) if settings.tokenizer else beside
     return ChatTokenizer.load(directory, format=settings.format)
 

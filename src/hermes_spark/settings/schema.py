@@ -15,7 +15,7 @@ class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pass
 
 
-class SourceSettings(_Section):
+class SourceSettings(_Section, frozen=True):
     """Where events come from."""
 
     kind: Literal["rate", "files", "load"] = "rate"
@@ -37,7 +37,7 @@ class SourceSettings(_Section):
     """How often a batch happens while no events arrive, so that finished turns are published."""
 
 
-class TriggerSettings(_Section):
+class TriggerSettings(_Section, frozen=True):
     """When micro-batches happen."""
 
     interval_ms: int = 200
@@ -45,7 +45,7 @@ class TriggerSettings(_Section):
     """Take what is there, wait for its turns, publish, end."""
 
 
-class StopSettings(_Section):
+class StopSettings(_Section, frozen=True):
     """When the job ends by itself, and how long it may take."""
 
     idle_s: float = 0.0
@@ -54,7 +54,7 @@ class StopSettings(_Section):
     """How long a graceful stop waits for open turns."""
 
 
-class HostSettings(_Section):
+class HostSettings(_Section, frozen=True):
     """Agent hosts."""
 
     start_timeout_s: float = 60.0
@@ -67,7 +67,7 @@ class HostSettings(_Section):
     """Bytes of events taken whose turn has not ended, per host; above it hand-offs of messages wait."""
 
 
-class IntakeSettings(_Section):
+class IntakeSettings(_Section, frozen=True):
     """Taking events."""
 
     max_event_bytes: int = 1_048_576
@@ -79,7 +79,7 @@ class IntakeSettings(_Section):
     """Rows of one offer."""
 
 
-class StateSettings(_Section):
+class StateSettings(_Section, frozen=True):
     """State on disk."""
 
     shards: int = 16
@@ -98,7 +98,7 @@ class StateSettings(_Section):
     """Decoded-state cache of idle sessions, per host, in encoded bytes."""
 
 
-class AgentSettings(_Section):
+class AgentSettings(_Section, frozen=True):
     """Bounds of a turn (`state.records.Limits`) and what the model is told first."""
 
     system_prompt: str = "You are a careful assistant. Use the tools when facts are needed, and answer briefly."
@@ -112,7 +112,7 @@ class AgentSettings(_Section):
     history_chars: int = 48_000
 
 
-class ModelSettings(_Section):
+class ModelSettings(_Section, frozen=True):
     """The model behind Triton."""
 
     url: str = "127.0.0.1:8001"
@@ -133,7 +133,7 @@ class ModelSettings(_Section):
     """0: none is sent."""
 
 
-class ToolSettings(_Section):
+class ToolSettings(_Section, frozen=True):
     """Tools over HTTP."""
 
     file: str = "conf/tools.yaml"
@@ -147,7 +147,7 @@ class ToolSettings(_Section):
     """A longer result is cut, and says so to the model."""
 
 
-class SinkSettings(_Section):
+class SinkSettings(_Section, frozen=True):
     """Where outcomes, dead letters and controls go."""
 
     path: str = ""
@@ -157,7 +157,7 @@ class SinkSettings(_Section):
     """The least time between two publishes; 0 publishes with every batch."""
 
 
-class TelemetrySettings(_Section):
+class TelemetrySettings(_Section, frozen=True):
     """Logs and metrics."""
 
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
@@ -165,7 +165,7 @@ class TelemetrySettings(_Section):
     """Directory for one JSON line per durable outcome and host (ids and times only); empty: none."""
 
 
-class Settings(_Section):
+class Settings(_Section, frozen=True):
     """All settings of one job."""
 
     plan: Literal["resident"] = "resident"
