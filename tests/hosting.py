@@ -105,7 +105,7 @@ class HostedShard:
             ),
         )
         self.flushing = asyncio.get_running_loop().create_task(self.flusher.run())
-        self.ticking = asyncio.get_running_loop().create_task(self._tick())
+        self.shard.appended = self.flusher.wake
 
     def resume(self) -> None:
         for session_id in list(self.shard.sessions.live):
@@ -113,11 +113,6 @@ class HostedShard:
 
     def _ended(self, outcome: Outcome) -> None:
         self.outcomes.append(outcome)
-
-    async def _tick(self) -> None:
-        while True:
-            self.flusher.wake()
-            await asyncio.sleep(0.001)
 
     def say(self, session: str, text: str, offset: int, **fields: Any) -> Record | None:
         event = {"session_id": session, "messages": [{"role": "user", "content": text}], **fields}
@@ -140,7 +135,6 @@ class HostedShard:
 
     async def crash(self) -> None:
         """Stop without a last flush; what is not durable is lost."""
-        self.ticking.cancel()
         self.runner.close()
         self.flusher.stop()
         await self.flushing

@@ -128,14 +128,9 @@ class AgentHost:
         """Bytes of events taken whose turn has not ended."""
         return sum(shard.held_bytes for _, shard, _ in self._owned.values())
 
-    def wake_flusher(self) -> None:
-        """Something was appended."""
-        self._flusher.wake()
-
     def turn_ended(self, outcome: Outcome) -> None:
         """Note an outcome: make room known, and log it once durable."""
         self._offers.turn_ended()
-        self._flusher.wake()
         if self._turn_log is not None:
             self._loop.create_task(self._log_durable(outcome))
 
@@ -155,11 +150,11 @@ class AgentHost:
                 self._drop(number)
             committed = assignment.committed.get(number, Position())
             shard = await self._loop.run_in_executor(None, self._open_shard, number, term, committed, assignment.ends)
+            shard.appended = self._flusher.wake
             runner = EffectRunner(shard, self.services)
             self._owned[number] = (term, shard, runner)
             for session_id in list(shard.sessions.live):
                 runner.drive(session_id)
-            self._flusher.wake()
         return await self._barrier()
 
     async def _barrier(self) -> Barrier:

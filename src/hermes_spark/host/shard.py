@@ -54,6 +54,8 @@ class Shard:
         self.held_bytes = 0
         """Bytes of events taken whose turn has not ended."""
         self.failure: HermesError | None = None
+        self.appended: Callable[[], None] = _nobody
+        """Called after every append; the owner sets it to wake who flushes."""
 
     def fold(self, past: Iterable[tuple[int, Record]]) -> None:
         """Live through the records of earlier terms. Called once, before anything else."""
@@ -72,7 +74,7 @@ class Shard:
         record = self._decide(row, batch)
         self._intake.fold(row.coordinates, batch)
         if isinstance(record, Rejected):
-            self.journal.append(record)
+            self._append(record)
         else:
             self._hold(record, len(row.value))
             self.append(record)
@@ -80,9 +82,7 @@ class Shard:
 
     def append(self, record: SessionRecord) -> AgentState:
         """Append a fact of a session and apply it."""
-        if self.failure is not None:
-            raise self.failure
-        return self._step(record, self.journal.append(record))
+        return self._step(record, self._append(record))
 
     def effects(self, session_id: str) -> tuple[Effect, ...]:
         """What the session wants now."""
@@ -130,6 +130,13 @@ class Shard:
         self.fail(self.failure or Fenced("the shard was closed"))
         self.journal.close()
         self.sessions.close()
+
+    def _append(self, record: Record) -> int:
+        if self.failure is not None:
+            raise self.failure
+        lsn = self.journal.append(record)
+        self.appended()
+        return lsn
 
     def _decide(self, row: Row, batch: int) -> Taken | Rejected:
         rules = self._rules
@@ -180,3 +187,7 @@ class Shard:
         if record.turn_id and not record.repeat:
             self._held[record.turn_id] = size
             self.held_bytes += size
+
+
+def _nobody() -> None:
+    """Nobody flushes yet: the shard is still being folded."""

@@ -54,10 +54,6 @@ class Owner(Protocol):
         """Bytes of events taken whose turn has not ended."""
         ...
 
-    def wake_flusher(self) -> None:
-        """Something was appended."""
-        ...
-
 
 class Offers:
     """The taking side of one host. Used on its loop only."""
@@ -111,7 +107,6 @@ class Offers:
         record = shard.take(row, header.batch, header.spans.get(row.coordinates.partition))
         if record is None:
             return "skipped"
-        self._owner.wake_flusher()
         if isinstance(record, Taken):
             runner.drive(record.session_id)
         return "taken"
