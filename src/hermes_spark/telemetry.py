@@ -20,6 +20,8 @@ def configure_logging(level: str) -> None:
     """Send this package's logs to stderr, one line each, at `level`."""
     logger = logging.getLogger("hermes_spark")
     logger.setLevel(level)
+    # Every refusal under load is one retry and would be one line.
+    logging.getLogger("stamina").setLevel("ERROR")
     if not logger.handlers:
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))

@@ -10,6 +10,7 @@ harmless text gets the same ids as from `apply_chat_template(tokenize=True)`.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -75,6 +76,8 @@ class ChatTokenizer:
             raise SettingsError(
                 f"model.tokenizer: {path} holds no tokenizer.json; name the local directory of the checkpoint's tokenizer."
             )
+        # It advises to install PyTorch, which a tokenizer does not need.
+        os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
         from transformers import AutoTokenizer
 
         try:
