@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import yaml
 
+import engines
 from engines.reference import ReferenceEngine
 from hermes_spark.llm.chat_format import Format, parse_reply
 from hermes_spark.llm.tokenizer import ChatTokenizer
