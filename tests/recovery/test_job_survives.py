@@ -5,9 +5,9 @@ from __future__ import annotations
 import signal
 
 import pytest
-from stack import Stack, ToolService
 
 from jobs import Job, executed_more_than_once, kill_process, one_each, question
+from stack import Stack, ToolService
 
 pytestmark = [pytest.mark.spark, pytest.mark.triton, pytest.mark.timeout(420)]
 

@@ -1,0 +1,117 @@
+"""Reading a shard's journal between two positions, across terms."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from hermes_spark.errors import CheckpointMismatch, JournalCorrupt
+from hermes_spark.state.journal_files import (
+    REMEDY,
+    Mark,
+    StoredGroup,
+    TermFile,
+    chain_of_files,
+    shard_directory,
+    term_name,
+)
+from hermes_spark.state.records import Position, Record, TermId
+from hermes_spark.state.storage import storage_errors
+
+
+class JournalReader:
+    """Reads one shard again and again with advancing positions, without reading anything twice.
+
+    It may run while the owner appends, in this or another process. Used by one thread at a time.
+    """
+
+    def __init__(self, root: Path, shard: int) -> None:
+        self._directory = shard_directory(root, shard)
+        self._shard = shard
+        self._path: Path | None = None
+        self._mark = Mark(0, Position())
+
+    def read(self, after: Position, upto: Position | None) -> Iterator[tuple[int, Record]]:
+        """All (lsn, record) pairs after `after`, up to and including `upto`, in order; None: all that is there.
+
+        Lazy: an error may come after some records, which are then not to be used. Raises `CheckpointMismatch` when one of the
+        positions does not lie on this journal's chain, `JournalCorrupt` when a file between them is damaged or missing.
+        """
+        with storage_errors(self._directory):
+            yield from self._read(after, upto)
+
+    def _read(self, after: Position, upto: Position | None) -> Iterator[tuple[int, Record]]:
+        start: Position | None = after
+        for path, end in self._stretches(after, upto):
+            with TermFile(path, self._shard) as file:
+                mark = file.start if start is None else self._locate(file, start)
+                for group in self._groups(file, mark, end):
+                    yield from file.records(mark.position, group)
+                    mark = group.after
+                self._path, self._mark = path, mark
+            start = None
+
+    def _stretches(self, after: Position, upto: Position | None) -> list[tuple[Path, Position | None]]:
+        """The files to read, in order, each with the position it is read up to."""
+        if upto is not None and upto.lsn < after.lsn:
+            raise self._mismatch(upto, f"it lies before record {after.lsn}, which comes first")
+        if upto == Position():
+            return []
+        if upto is not None and self._path is not None and upto.term == after.term == self._mark.position.term:
+            return [(self._path, upto)]
+        chain = chain_of_files(self._directory)
+        if after == Position() and not chain and upto is None:
+            return []
+        terms = [term for term, _ in chain]
+        first = 0 if after == Position() else self._index(terms, after)
+        last = len(chain) - 1 if upto is None else self._index(terms, upto)
+        ends = [self._end_before(chain[at][1], chain[at - 1][0] if at else None) for at in range(first, last + 1)]
+        return [(path, end) for (_, path), end in zip(chain[first : last + 1], [*ends[1:], upto], strict=True)]
+
+    def _index(self, terms: list[TermId], position: Position) -> int:
+        if position.term not in terms:
+            raise self._mismatch(position, f"the journal has no term {term_name(position.term)}")
+        return terms.index(position.term)
+
+    def _end_before(self, path: Path, before: TermId | None) -> Position:
+        """The end of the term before, as the file at `path` found it sealed."""
+        with TermFile(path, self._shard) as file:
+            previous = file.header.previous
+        if previous.term != (before or TermId(0, 0)):
+            raise JournalCorrupt(f"{path} follows term {term_name(previous.term)}, whose file is missing; {REMEDY}.")
+        return previous
+
+    def _locate(self, file: TermFile, position: Position) -> Mark:
+        """The mark of `position` in the file; from the remembered one on, which is known to lie on the chain."""
+        if position == Position():
+            return file.start
+        mark = self._mark if file.path == self._path and self._mark.position.lsn <= position.lsn else file.start
+        for group in self._groups(file, mark, position):
+            mark = group.after
+        return mark
+
+    def _groups(self, file: TermFile, mark: Mark, end: Position | None) -> Iterator[StoredGroup]:
+        """The groups after `mark` up to `end`; raises unless they lead exactly there."""
+        groups = file.walk(mark)
+        while end is None or mark.position.lsn < end.lsn:
+            group = next(groups, None)
+            if group is None:
+                break
+            mark = group.after
+            yield group
+        if end is None or mark.position == end:
+            return
+        if mark.position.lsn < end.lsn:
+            raise file.corrupt(mark.offset, f"its records end with {mark.position.lsn}, but {end.lsn} was once durable")
+        raise self._mismatch(end, f"{file.path} has other records up to there")
+
+    def _mismatch(self, position: Position, why: str) -> CheckpointMismatch:
+        return CheckpointMismatch(
+            f"Record {position.lsn} of term {term_name(position.term)} is no position of the journal in "
+            f"{self._directory}: {why}; use the checkpoint and the state that belong together."
+        )
+
+
+def read(root: Path, shard: int, after: Position, upto: Position | None) -> Iterator[tuple[int, Record]]:
+    """`JournalReader.read`, once, with nothing remembered."""
+    return JournalReader(root, shard).read(after, upto)
