@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from stack import Stack, ToolService, running_stack
 
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)

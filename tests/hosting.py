@@ -85,6 +85,7 @@ class HostedShard:
         self.now_ms = 1_000_000 + term
         self.outcomes: list[Outcome] = []
         self.errors: list[BaseException] = []
+        self.on_outcome: Callable[[Outcome], None] = lambda outcome: None
         registry = Registry([LOOKUP])
         journal, past = ShardJournal.open(root, 0, TermId(1, term), now_ms=self.now_ms)
         self.store = MemoryStore()
@@ -113,6 +114,7 @@ class HostedShard:
 
     def _ended(self, outcome: Outcome) -> None:
         self.outcomes.append(outcome)
+        self.on_outcome(outcome)
 
     def say(self, session: str, text: str, offset: int, **fields: Any) -> Record | None:
         event = {"session_id": session, "messages": [{"role": "user", "content": text}], **fields}

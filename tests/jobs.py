@@ -13,9 +13,9 @@ from typing import Any
 
 import msgspec
 import psutil
-from stack import Part, Stack, ToolService
 
 from hermes_spark.streaming.publish import read_table
+from stack import Part, Stack, ToolService
 
 PATIENCE_S = 150.0
 
@@ -43,8 +43,8 @@ class Job:
         }
         self.part: Part | None = None
 
-    def start(self, master: str = "local[3]", **settings: object) -> Part:
-        self.part = self.stack.job({**self._settings, **settings}, master)
+    def start(self, environment: dict[str, str] | None = None, **settings: object) -> Part:
+        self.part = self.stack.job({**self._settings, **settings}, **(environment or {}))
         return self.part
 
     def finish(self) -> None:

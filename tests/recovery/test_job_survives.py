@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
 
+import psutil
 import pytest
 
 from jobs import Job, executed_more_than_once, kill_process, one_each, question
@@ -31,7 +33,7 @@ def test_a_run_ends_with_every_row_accounted_for(stack: Stack, triton: str, tool
             question("s3", "[[unknown-tool]] hello"),
             question("s4", "[[wrong-types]] 查一下客户张三的订单状态"),
             question("s5", "[[loop]] What is the status of order A-1001?"),
-            question("s6", "[[junk]] hello"),
+            question("s6", "[[junk:1]] hello"),
         ]
     )
     job.finish()
@@ -73,11 +75,10 @@ def test_a_killed_job_goes_on_from_its_checkpoint(stack: Stack, triton: str, too
 def test_a_killed_host_loses_no_turn_and_repeats_no_finished_call(
     stack: Stack, triton: str, tools: ToolService
 ) -> None:
-    job = Job(stack, triton, tools, **{"spark.sql.files.maxPartitionBytes": 1, "spark.sql.files.openCostInBytes": 1})
+    job = Job(stack, triton, tools)
+    rows = job.drop(some_questions(50, sessions=50))
     job.start()
-    job.until(lambda: bool(job.host_pids()), "the host")
-    rows = sum(job.drop(some_questions(10, sessions=10)) for _ in range(8))
-    job.until(lambda: len(tools.counters()["executions"]) >= 10, "some calls")
+    job.until(lambda: len(tools.counters()["executions"]) >= 5, "some calls of the 50 turns")
     kill_process(job.host_pids()[-1])
     job.until(lambda: len(job.host_pids()) == 2, "the host's successor")
     rows += job.drop(some_questions(10))
@@ -86,6 +87,70 @@ def test_a_killed_host_loses_no_turn_and_repeats_no_finished_call(
     assert one_each(outcomes)
     assert executed_more_than_once(tools) == {}
     assert {row["status"] for row in outcomes} == {"completed"}
+
+
+def test_a_full_host_makes_the_hand_off_wait_and_a_dead_one_does_not(
+    stack: Stack, triton: str, tools: ToolService
+) -> None:
+    one_partition_per_file = {"spark.sql.files.maxPartitionBytes": 1, "spark.sql.files.openCostInBytes": 1}
+    job = Job(stack, triton, tools, **{"host.max_open_turns": 3}, **one_partition_per_file)
+    rows = sum(job.drop(some_questions(10, sessions=10)) for _ in range(8))
+    job.start()
+    job.until(lambda: len(tools.counters()["executions"]) >= 8, "a hand-off in the middle of eight partitions")
+    kill_process(job.host_pids()[-1])
+    job.until(lambda: len(job.rows()) == rows, "all outcomes")
+    assert len(job.host_pids()) == 2
+    outcomes = job.rows()
+    assert one_each(outcomes)
+    assert executed_more_than_once(tools) == {}
+    assert {row["status"] for row in outcomes} == {"completed"}
+
+
+@pytest.mark.parametrize(
+    "point", ["driver.after_handoff", "driver.after_commit", "driver.after_publish", "host.after_call"]
+)
+def test_a_crash_at_a_named_point_is_mended_by_the_next_start(
+    stack: Stack, triton: str, tools: ToolService, point: str
+) -> None:
+    fired = stack.directory / "fired"
+    fired.mkdir()
+    job = Job(stack, triton, tools)
+    rows = job.drop(some_questions(30))
+    part = job.start(environment={"HERMES_FAULTS": f"{point}=kill", "HERMES_FAULTS_DIR": str(fired)})
+    if point.startswith("driver"):
+        part.wait(120)
+        job.finish()
+    else:
+        job.until(lambda: len(job.rows()) == rows, "all outcomes")
+    assert [file.name for file in fired.iterdir()] == [point]
+    outcomes = job.rows()
+    assert len(outcomes) == rows
+    assert one_each(outcomes)
+    assert executed_more_than_once(tools) == {}
+    if point == "host.after_call":
+        assert "unknown" in {call["status"] for row in outcomes for call in row["calls"]}
+
+
+def test_available_now_takes_what_is_there_and_ends(stack: Stack, triton: str, tools: ToolService) -> None:
+    job = Job(stack, triton, tools, **{"trigger.available_now": True, "source.max_files_per_trigger": 2})
+    rows = sum(job.drop(some_questions(5)) for _ in range(5))
+    part = job.start()
+    assert part.wait(120) == 0, part.tail(60)
+    outcomes = job.rows()
+    assert len(outcomes) == rows
+    assert len({row["batch_id"] for row in outcomes}) >= 3
+
+
+def test_sigterm_lets_open_turns_end_and_publishes_them(stack: Stack, triton: str, tools: ToolService) -> None:
+    job = Job(stack, triton, tools, **{"source.kind": "rate", "source.rows_per_second": 20})
+    part = job.start()
+    job.until(lambda: len(job.rows()) >= 20, "some outcomes")
+    driver = next(pid for pid in job.processes() if "stream_agent.py" in psutil.Process(pid).cmdline()[-1])
+    os.kill(driver, signal.SIGTERM)
+    assert part.wait(90) == 0, part.tail(60)
+    assert "ended (asked to stop)" in part.tail()
+    numbers = sorted(row["source_offset"] for row in job.rows())
+    assert numbers == list(range(len(numbers)))
 
 
 def test_a_hanging_tool_delays_no_other_session(stack: Stack, triton: str, tools: ToolService) -> None:

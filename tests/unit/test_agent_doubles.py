@@ -1,0 +1,226 @@
+"""What the tests of the agent share: events and completions in short, a host without I/O, a strict reader of histories."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import msgspec
+import pytest
+
+from hermes_spark.agent import act, context
+from hermes_spark.agent.plan import Call, Complete, Effect, Finish, next_effects
+from hermes_spark.agent.turn import apply
+from hermes_spark.events import Coordinates, Event
+from hermes_spark.llm.chat_format import Format, render
+from hermes_spark.llm.client import Completion
+from hermes_spark.messages import JsonObject, Message, ParsedCall, Reply, Usage
+from hermes_spark.settings import AgentSettings
+from hermes_spark.state.agent_state import NEW, SENT, AgentState, decode_state, encode_state
+from hermes_spark.state.records import Completed, Outcome, Returned, SessionRecord, Taken, decode, encode
+
+SESSION = "s1"
+DEFAULTS = AgentSettings()
+FORMATS: tuple[Format, ...] = ("qwen3.5", "hermes")
+
+
+def event(type_: str = "message", offset: int = 0, text: str = "hello", **fields: object) -> Event:
+    messages = (Message("user", text),) if type_ == "message" else ()
+    return msgspec.structs.replace(
+        Event(Coordinates("topic-0", offset), SESSION, ts_ms=offset, type=type_, messages=messages), **fields
+    )
+
+
+def look(n: object = 1) -> ParsedCall:
+    return ParsedCall("look", {"n": n})
+
+
+def says(
+    content: str = "", *calls: ParsedCall, reasoning: str = "", errors=(), truncated=False, tokens=10
+) -> Completion:
+    reply = Reply(content=content, reasoning=reasoning, calls=calls, errors=tuple(errors), truncated=truncated)
+    return Completion(reply, Usage(tokens, tokens), "length" if truncated else "stop")
+
+
+def check(name: str, arguments: JsonObject) -> str:
+    """Two tools, `look` and `book`, that take one integer `n`."""
+    if name not in ("look", "book"):
+        return f"there is no tool {name!r}"
+    return "" if isinstance(arguments.get("n"), int) else "n: expected an integer"
+
+
+def unreadable(messages: tuple[Message, ...], *, open_step: bool = False) -> str:
+    """Why a strict chat template would refuse `messages`; empty when it renders. Knows nothing of the code under test.
+
+    `open_step`: the calls of the last message are still under way.
+    """
+    after: dict[str, tuple[str, ...]] = {
+        "user": ("assistant",),
+        "assistant": ("user", "tool"),
+        "tool": ("tool", "assistant"),
+    }
+    unanswered = 0
+    for i, message in enumerate(messages):
+        if i == 0 and message.role not in ("user", "assistant"):
+            return f"starts with {message.role}"
+        if i and message.role not in after[messages[i - 1].role]:
+            return f"message {i}: {message.role} after {messages[i - 1].role}"
+        if unanswered and message.role != "tool":
+            return f"message {i}: {unanswered} calls have no result"
+        if message.calls and message.role != "assistant":
+            return f"message {i}: calls of {message.role}"
+        unanswered = len(message.calls) if message.role == "assistant" else max(0, unanswered - 1)
+    if unanswered and not open_step:
+        return f"the last step has {unanswered} calls without results"
+    if messages and not any(message.role == "user" for message in messages):
+        return "no user message"
+    return ""
+
+
+class PureHost:
+    """Drives one session through `apply` and `next_effects` as a host does, and checks what must hold after every record."""
+
+    def __init__(self, settings: AgentSettings = DEFAULTS) -> None:
+        self.settings = settings
+        self.state: AgentState | None = None
+        self.journal: list[bytes] = []
+        self.records: list[SessionRecord] = []
+        self.under_way: dict[str, Call] = {}
+        self.executed: Counter[str] = Counter()
+        self.results: dict[str, str] = {}
+        self.now_ms = 1_000
+        self._offset = 0
+
+    @property
+    def outcomes(self) -> list[Outcome]:
+        return [record for record in self.records if isinstance(record, Outcome)]
+
+    @property
+    def effects(self) -> tuple[Effect, ...]:
+        return () if self.state is None else next_effects(self.state)
+
+    def append(self, record: SessionRecord) -> None:
+        data = encode(record)
+        assert decode(data) == record
+        self.journal.append(data)
+        self.records.append(record)
+        self.state = apply(self.state, record)
+        assert decode_state(encode_state(self.state)) == self.state
+        self.check()
+
+    def check(self) -> None:
+        assert self.state is not None
+        turn = self.state.turn
+        assert not unreadable(self.state.messages, open_step=bool(turn and turn.calls))
+        self._check_results()
+        for effect in self.effects:
+            if isinstance(effect, Complete):
+                prompt = context.prompt(self.state, "You help.")
+                assert prompt[0] == Message("system", "You help.")
+                assert not unreadable(prompt[1:])
+                assert prompt[-1].role in ("user", "tool")
+                for format_ in FORMATS:
+                    assert render(prompt, (), format=format_, thinking=effect.thinking)
+
+    def _check_results(self) -> None:
+        """Every result stands at the place of its call."""
+        messages = self.state.messages
+        for i, message in enumerate(messages):
+            for k, call in enumerate(message.calls):
+                if i + 1 + k < len(messages) and call.id in self.results:
+                    assert messages[i + 1 + k].content.endswith(self.results[call.id])
+
+    def take(self, new: Event, **fields: object) -> Taken:
+        new = msgspec.structs.replace(new, coordinates=Coordinates("topic-0", self._offset), **fields)
+        self._offset += 1
+        record = act.taken(self.state, new, "q1", self.settings, -1, self.tick())
+        self.append(record)
+        return record
+
+    def answer(self, completion: Completion, effect: Complete | None = None) -> Completed:
+        if effect is None:
+            effect = next(e for e in self.effects if isinstance(e, Complete))
+        record = act.completed(self.state, effect, completion, check, lambda name: name == "look", self.tick())
+        self.append(record)
+        return record
+
+    def send(self, call: Call) -> None:
+        """Record the intent and run the call, as far as the outer world can tell."""
+        assert call.call.status == NEW
+        assert not self.state.turn.stopping
+        self.append(act.intent(call, "unknown", self.now_ms + 15_000, self.tick()))
+        self.executed[call.call.id] += 1
+        self.under_way[call.call.id] = call
+
+    def land(self, call_id: str, status: str = "ok") -> Returned:
+        call = self.under_way.pop(call_id)
+        self.results[call_id] = f"{status} of {call_id}"
+        record = act.returned(call, status, self.results[call_id], 1, self.tick())
+        self.append(record)
+        return record
+
+    def run_calls(self, *statuses: str) -> None:
+        """Send all open calls at once, then let them come back in order."""
+        calls = [effect for effect in self.effects if isinstance(effect, Call)]
+        for call in calls:
+            self.send(call)
+        for i, call in enumerate(calls):
+            self.land(call.call.id, statuses[i] if i < len(statuses) else "ok")
+
+    def finish(self) -> Outcome:
+        (finish,) = self.effects
+        assert isinstance(finish, Finish)
+        record = act.outcome(self.state, finish, self.tick())
+        self.append(record)
+        return record
+
+    def overdue(self) -> None:
+        self.append(act.overdue(SESSION, self.state.turn.id, self.tick()))
+
+    def crash(self) -> None:
+        """Lose everything but the journal, fold it, and settle what was under way as the next owner must."""
+        lived = self.state
+        self.state = self.folded()
+        assert self.state == lived
+        self.under_way.clear()
+        for effect in self.effects:
+            if isinstance(effect, Call) and effect.call.status == SENT:
+                self.under_way[effect.call.id] = effect
+                self.land(effect.call.id, "unknown")
+
+    def folded(self) -> AgentState | None:
+        state = None
+        for data in self.journal:
+            state = apply(state, decode(data))
+        return state
+
+    def tick(self) -> int:
+        self.now_ms += 7
+        return self.now_ms
+
+
+USER, ANSWER, RESULT = Message("user", "u"), Message("assistant", "a"), Message("tool", "r")
+ASKING = Message("assistant", "", "", (look(), look()))
+
+
+@pytest.mark.parametrize(
+    ("messages", "fault"),
+    [
+        ((), ""),
+        ((USER,), ""),
+        ((USER, ANSWER, USER), ""),
+        ((ANSWER, USER), ""),
+        ((USER, ASKING, RESULT, RESULT, ANSWER), ""),
+        ((USER, ASKING, RESULT, RESULT, RESULT, ANSWER), ""),
+        ((USER, USER), "user after user"),
+        ((USER, ANSWER, ANSWER), "assistant after assistant"),
+        ((RESULT, ANSWER), "starts with tool"),
+        ((USER, RESULT), "tool after user"),
+        ((USER, ASKING, RESULT, RESULT, USER), "user after tool"),
+        ((USER, ASKING, RESULT, ANSWER), "1 calls have no result"),
+        ((USER, ASKING, USER), "2 calls have no result"),
+        ((USER, ASKING, RESULT), "1 calls without results"),
+        ((ANSWER,), "no user message"),
+    ],
+)
+def test_the_reader_of_histories_sees_what_templates_refuse(messages, fault):
+    assert (fault in unreadable(messages)) if fault else not unreadable(messages)

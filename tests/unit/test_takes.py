@@ -1,0 +1,122 @@
+import asyncio
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from hermes_spark.events import Coordinates, Row
+from hermes_spark.host import takes
+from hermes_spark.host.effects import EffectRunner
+from hermes_spark.host.shard import Shard
+from hermes_spark.host.takes import Offers
+from hermes_spark.host.wire import OfferHeader
+from hermes_spark.settings import HostSettings, Settings
+from hermes_spark.state.records import TermId
+from hosting import HostedShard, ScriptedModel, ScriptedTools, one_call_then_answer
+
+TERM = TermId(1, 1)
+
+
+class OneShard:
+    def __init__(self, hosted: HostedShard) -> None:
+        self.hosted = hosted
+
+    def owned(self, shard: int, term: TermId | None) -> tuple[Shard, EffectRunner] | None:
+        return (self.hosted.shard, self.hosted.runner) if (shard, term) == (0, TERM) else None
+
+    @property
+    def open_turns(self) -> int:
+        return len(self.hosted.shard.sessions.live)
+
+    @property
+    def held_bytes(self) -> int:
+        return self.hosted.shard.held_bytes
+
+
+def rows(*events: dict[str, object]) -> list[Row]:
+    return [Row(Coordinates("p", number), 1, msgspec.json.encode(event)) for number, event in enumerate(events)]
+
+
+def message(session: str) -> dict[str, object]:
+    return {"session_id": session, "messages": [{"role": "user", "content": "hi"}]}
+
+
+def header(count: int, term: TermId = TERM, shard: int = 0) -> OfferHeader:
+    return OfferHeader(0, (shard,) * count, {shard: term})
+
+
+@pytest.fixture
+async def tools() -> ScriptedTools:
+    return ScriptedTools()
+
+
+@pytest.fixture
+async def hosted(tmp_path: Path, tools: ScriptedTools) -> HostedShard:
+    return HostedShard(tmp_path, 1, ScriptedModel(one_call_then_answer), tools, Settings())
+
+
+async def test_taken_means_durable(hosted: HostedShard, tools: ScriptedTools) -> None:
+    offers = Offers(OneShard(hosted), HostSettings())
+    answer = await offers.take(header(2), rows(message("a"), message("b")))
+    assert (answer.taken, answer.skipped, answer.untaken) == (2, 0, ())
+    assert len([r for r in hosted.journal() if hasattr(r, "event")]) == 2
+    again = await offers.take(header(2), rows(message("a"), message("b")))
+    assert (again.taken, again.skipped) == (0, 2)
+    await hosted.crash()
+
+
+@pytest.mark.parametrize(("term", "shard"), [(TermId(1, 2), 0), (TERM, 5)])
+async def test_rows_for_another_owner_come_back(hosted: HostedShard, term: TermId, shard: int) -> None:
+    answer = await Offers(OneShard(hosted), HostSettings()).take(header(1, term, shard), rows(message("a")))
+    assert (answer.taken, answer.untaken, answer.full) == (0, (0,), False)
+    await hosted.crash()
+
+
+async def test_a_full_host_takes_what_fits_and_says_so(
+    hosted: HostedShard, tools: ScriptedTools, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(takes, "WAIT_S", 0.05)
+    tools.gate.clear()
+    answer = await Offers(OneShard(hosted), HostSettings(max_open_turns=2)).take(
+        header(4), rows(*(message(f"s{n}") for n in range(4)))
+    )
+    assert (answer.taken, answer.untaken, answer.full) == (2, (2, 3), True)
+    await hosted.crash()
+
+
+async def test_a_full_host_goes_on_when_a_turn_ends(hosted: HostedShard, tools: ScriptedTools) -> None:
+    offers = Offers(OneShard(hosted), HostSettings(max_open_turns=2))
+    hosted.on_outcome = lambda outcome: offers.turn_ended()
+    tools.gate.clear()
+    taking = asyncio.create_task(offers.take(header(4), rows(*(message(f"s{n}") for n in range(4)))))
+    await hosted.until(lambda: tools.under_way == 2)
+    assert not taking.done()
+    tools.gate.set()
+    answer = await taking
+    assert (answer.taken, answer.untaken) == (4, ())
+    await hosted.crash()
+
+
+async def test_bytes_count_too(hosted: HostedShard, tools: ScriptedTools, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(takes, "WAIT_S", 0.05)
+    tools.gate.clear()
+    answer = await Offers(OneShard(hosted), HostSettings(max_queued_bytes=1)).take(
+        header(2), rows(message("a"), message("a"))
+    )
+    assert (answer.taken, answer.full) == (1, True)
+    await hosted.crash()
+
+
+async def test_pressure_never_holds_up_a_cancel(
+    hosted: HostedShard, tools: ScriptedTools, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(takes, "WAIT_S", 0.05)
+    tools.gate.clear()
+    cancel: dict[str, object] = {"session_id": "s0", "type": "cancel"}
+    answer = await Offers(OneShard(hosted), HostSettings(max_open_turns=1)).take(
+        header(5), rows(message("s0"), message("s1"), cancel, message("s2"), message("s3"))
+    )
+    assert answer.untaken == (3, 4)
+    tools.gate.set()
+    await hosted.until(lambda: any(outcome.status == "cancelled" for outcome in hosted.outcomes))
+    await hosted.crash()
