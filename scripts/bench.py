@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from accounting import Accounting
-from stack import ROOT, Stack, StackError, ToolService, running_stack
 
+from accounting import Accounting
 from hermes_spark.streaming.publish import read_table
+from stack import ROOT, Stack, StackError, ToolService, running_stack
 
 FIRST_TOKEN_MS = 112
 TOKENS_PER_SECOND = 2180

@@ -17,13 +17,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from rich.console import Console
 from rich.table import Table
-from stack import ROOT, StackError, ToolService, running_stack
 
 from hermes_spark.streaming.publish import read_table
 from hermes_spark.tools.demo.messages import bad_rows, demo_event
+from stack import ROOT, Part, StackError, ToolService, running_stack
 
 FILE_S = 0.5
 """One file of events is dropped so often."""
+START_S = 180.0
 JOB_S = 420.0
 """The demo's longest run."""
 
@@ -34,7 +35,7 @@ def main() -> int:
     directory = Path(arguments.keep) if arguments.keep else ROOT / ".state" / "demo"
     if not arguments.keep and directory.exists():
         shutil.rmtree(directory)
-    console = Console()
+    console = Console(width=120)
     try:
         return _run(arguments, directory, console)
     except StackError as exc:
@@ -55,6 +56,7 @@ def _run(arguments: argparse.Namespace, directory: Path, console: Console) -> in
             "· submitting the streaming job (scripts/dgx-spark-submit jobs/stream_agent.py); its log: " + str(job.log)
         )
         lines = _lines(arguments.events, arguments.sessions)
+        _await_start(directory / "checkpoint", job)
         producer = threading.Thread(target=_produce, args=(lines, events, arguments.rate), daemon=True)
         producer.start()
         console.print(f"· dropping {len(lines)} events for {arguments.sessions} sessions, {arguments.rate} a second")
@@ -63,6 +65,15 @@ def _run(arguments: argparse.Namespace, directory: Path, console: Console) -> in
         if status != 0:
             raise StackError(f"the job ended with status {status}\n{job.tail()}")
         return _report(console, directory, len(lines), tools)
+
+
+def _await_start(checkpoint: Path, job: Part) -> None:
+    """Return when the query runs, so that latencies are not those of a starting JVM."""
+    deadline = time.monotonic() + START_S
+    while not any(checkpoint.glob("commits/*")):
+        if not job.alive or time.monotonic() > deadline:
+            raise StackError(f"the job did not start\n{job.tail()}")
+        time.sleep(0.2)
 
 
 def _settings(directory: Path, grpc: str, tools: ToolService) -> dict[str, object]:
@@ -84,7 +95,7 @@ def _lines(count: int, sessions: int) -> list[bytes]:
     lines = [json.dumps(demo_event(i, sessions=sessions), ensure_ascii=False).encode() for i in range(count)]
     lines[count // 2 : count // 2] = [
         b'{"session_id": "demo-00000", "type": "reset"}',
-        b'{"session_id": "demo-00001", "type": "cancel", "by": "demo", "reason": "shows a control event"}',
+        b'{"session_id": "demo-00001", "type": "cancel", "turn_id": "one-that-has-ended", "by": "the demo"}',
         *bad_rows(),
     ]
     return lines

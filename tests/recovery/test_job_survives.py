@@ -155,7 +155,7 @@ def test_sigterm_lets_open_turns_end_and_publishes_them(stack: Stack, triton: st
 
 def test_a_hanging_tool_delays_no_other_session(stack: Stack, triton: str, tools: ToolService) -> None:
     tools.control(hang=["stuck"])
-    job = Job(stack, triton, tools, **{"tools.timeout_s": 120, "agent.turn_timeout_ms": 200_000})
+    job = Job(stack, triton, tools, **{"tools.timeout_s": 100})
     others = job.drop([question("stuck"), *some_questions(30)]) - 1
     job.start()
     job.until(lambda: len(job.rows()) == others, "the outcomes of all other sessions")

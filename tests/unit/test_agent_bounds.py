@@ -181,6 +181,17 @@ def test_calls_get_stable_ids_and_those_over_the_limit_are_refused():
     assert [call.refusal for call in calls] == ["", "", "not run: at most 2 calls are run at once"]
 
 
+def test_a_later_step_has_ids_of_its_own_and_the_last_step_has_no_calls():
+    host = open_turn(max_steps=3)
+    host.answer(says("", look(1)))
+    host.run_calls()
+    assert completed(host, says("", look(1))).calls[0].id == call_id_of(host.state.turn.id, 1, 0)
+    host.answer(says("", look(1)))
+    host.run_calls()
+    record = completed(host, says("A", look(1)))
+    assert (record.final, record.calls, record.content) == (True, (), "A")
+
+
 def nested(levels: int) -> dict[str, object]:
     value: object = 1
     for _ in range(levels):

@@ -115,6 +115,7 @@ def test_a_cancel_stops_the_open_turn_and_the_messages_before_it_but_no_reset():
     host.take(event("cancel", by="kim", reason="wrong customer"))
     host.take(event(text="d"))
     reason = "cancelled: asked for by kim: wrong customer"
+    assert [queued.stopping for queued in host.state.queue] == [reason, "", reason, ""]
     assert host.effects == (Finish(SESSION, host.state.turn.id, "cancelled", reason),)
     assert drain(host) == [(0, "cancelled"), (1, "cancelled"), (3, "cancelled"), (5, "answer to d")]
     assert {outcome.reason for outcome in host.outcomes} == {reason, ""}

@@ -1,8 +1,31 @@
-"""The bounds of a turn: which completion is the last one, and how long it may be."""
+"""The bounds of a turn: what they are, which completion is the last one, and how long it may be."""
 
 from __future__ import annotations
 
+from hermes_spark.events import Event
+from hermes_spark.settings import AgentSettings
 from hermes_spark.state.agent_state import Turn
+from hermes_spark.state.records import Limits
+
+CUT_DOUBLINGS = 2
+"""A cut reply is asked for again with twice the length, then four times, and no more."""
+
+
+def limits_of(settings: AgentSettings, event: Event) -> Limits:
+    """The bounds of the turn that `event` causes, as its `Taken` record keeps them.
+
+    The event's own `max_tokens` can lower the setting, never raise it.
+    """
+    tokens = settings.max_tokens if event.max_tokens is None else min(event.max_tokens, settings.max_tokens)
+    return Limits(
+        max_steps=settings.max_steps,
+        max_tokens=tokens,
+        token_budget=settings.token_budget,
+        turn_timeout_ms=settings.turn_timeout_ms,
+        max_errors=settings.max_errors,
+        max_calls=settings.max_calls,
+        history_chars=settings.history_chars,
+    )
 
 
 def is_final(turn: Turn) -> bool:
@@ -16,5 +39,5 @@ def is_final(turn: Turn) -> bool:
 
 
 def max_tokens(turn: Turn) -> int:
-    """New tokens of the next completion: the limit, doubled per cut reply, at most four times."""
-    return turn.limits.max_tokens * min(4, int(2**turn.cuts))
+    """New tokens of the next completion: the limit, doubled per cut reply, at most to four times."""
+    return turn.limits.max_tokens << min(turn.cuts, CUT_DOUBLINGS)

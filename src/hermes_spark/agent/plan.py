@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from hermes_spark.state.agent_state import AgentState, CallState
+from hermes_spark.agent.limits import is_final, max_tokens
+from hermes_spark.state.agent_state import DONE, SENT, AgentState, CallState, Turn
 
 
 class Complete(msgspec.Struct, frozen=True):
@@ -56,5 +57,31 @@ Effect = Complete | Call | Finish
 
 
 def next_effects(state: AgentState) -> tuple[Effect, ...]:
-    """The effects that `state` wants now; empty when no turn is open. Asked again after every record."""
-    raise NotImplementedError
+    """The effects that `state` wants now; empty when no turn is open. Asked again after every record.
+
+    The same effect is named until a record settles it, so a host compares keys with what it already runs. An effect no longer
+    named is no longer wanted: its task may be cancelled, and nothing it brings back needs recording. A sent call stays
+    wanted until its result is recorded, also while the turn is being stopped.
+    """
+    turn = state.turn
+    if turn is None:
+        return ()
+    if turn.stopping:
+        return _stop(state.session_id, turn)
+    if turn.calls:
+        return tuple(Call(state.session_id, turn.id, call) for call in turn.calls if call.status != DONE)
+    if turn.reply is not None:
+        return (Finish(state.session_id, turn.id, "completed"),)
+    if turn.step >= turn.limits.max_steps:
+        sentence = f"no_answer: the model gave no answer in {turn.step} completions"
+        return (Finish(state.session_id, turn.id, "failed", sentence),)
+    return (Complete(state.session_id, turn.id, turn.step, is_final(turn), max_tokens(turn), turn.thinking),)
+
+
+def _stop(session_id: str, turn: Turn) -> tuple[Effect, ...]:
+    # A call that was sent has happened or not; the turn does not end before that is recorded. One that was not never is.
+    under_way = tuple(Call(session_id, turn.id, call) for call in turn.calls if call.status == SENT)
+    if under_way:
+        return under_way
+    kind = turn.stopping.partition(":")[0]
+    return (Finish(session_id, turn.id, "cancelled" if kind == "cancelled" else "failed", turn.stopping),)

@@ -151,6 +151,7 @@ class Orchestrator:
         spans = ranges(parts.settings.source.kind, None if previous is None else previous.events, offsets.events) or {}
         if spans and all(start == stop for start, stop in spans.values()):
             return Handed(), {}
+        self.quiet_since = None
         plan = HandoffPlan(
             batch=batch,
             ownership=parts.fleet.ownership(),

@@ -147,7 +147,8 @@ def _frame(spark: SparkSession, path: str, name: str) -> DataFrame:
     try:
         return reader.parquet(f"{path.rstrip('/')}/{name}").select(*TABLES[name].names)
     except AnalysisException as exc:
-        if exc.getErrorClass() != "PATH_NOT_FOUND":
+        # The class of the error has different accessors in Spark 3 and 4; its text begins with it in both.
+        if not str(exc).startswith("[PATH_NOT_FOUND]"):
             raise
         return spark.createDataFrame([], schema)
 

@@ -9,8 +9,8 @@
 
 Events are decoded in the tasks (`rows.decode`), never in the driver. A tick makes batches happen while no events arrive,
 because a batch is what publishes finished turns. `rate` and `load` tick by themselves; for `files` it is Spark's `rate` with
-its rows filtered out by a constant. That costs one batch a second, whatever `source.tick_ms` says, but no task: the optimizer
-removes the branch.
+its rows filtered out: one batch a second, whatever `source.tick_ms` says. A batch whose events' offsets have not moved needs
+no job; should one run all the same, Spark spends a task on the rows filtered out (it prunes no branch of a streaming plan).
 """
 
 from __future__ import annotations
@@ -44,9 +44,10 @@ def open_source(spark: SparkSession, settings: Settings) -> DataFrame:
     directory is missing, `StartError` when this Spark is too old for `load`.
     """
     source = settings.source
-    if settings.trigger.available_now:
-        # Without it one source that knows no end (rate, load) makes a single batch of everything there is.
-        spark.conf.set("spark.sql.streaming.triggerAvailableNowWrapper.enabled", "true")
+    # With the wrapper files keep to `max_files_per_trigger` although the tick knows no end; without it everything there is
+    # becomes one batch. A Python source must not be wrapped: Spark would take its end from a fresh initial offset.
+    wrapped = source.kind == "files" and settings.trigger.available_now
+    spark.conf.set("spark.sql.streaming.triggerAvailableNowWrapper.enabled", str(wrapped).lower())
     if source.kind == "rate":
         return _rate(spark, source)
     if source.kind == "load":
@@ -119,7 +120,9 @@ def _files(spark: SparkSession, source: SourceSettings) -> DataFrame:
     try:
         files = reader.load(root)
     except AnalysisException as exc:
-        raise SettingsError(f"source.path {source.path} cannot be read; expected a directory: {exc.desc}") from exc
+        raise SettingsError(
+            f"source.path {source.path} cannot be read; expected a directory: {_first_line(exc)}"
+        ) from exc
     # Both halves are one source to Spark. The second does not ask for `content`, so a file that is too large is never opened.
     whole = files.where(F.col("length") <= MAX_FILE_BYTES)
     too_large = files.where(F.col("length") > MAX_FILE_BYTES)
@@ -139,6 +142,10 @@ def _tick(spark: SparkSession) -> DataFrame:
 def _intake(frame: DataFrame, partition: Column, offset: Column, timestamp: Column, value: Column) -> DataFrame:
     columns = (partition, offset.cast("long"), F.unix_millis(timestamp), value.cast("binary"))
     return frame.select(*(column.alias(name) for column, name in zip(columns, INTAKE_SCHEMA.names, strict=True)))
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
 
 
 def absolute(path: str) -> str:
