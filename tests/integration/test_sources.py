@@ -129,7 +129,7 @@ class TestFiles:
     def test_every_line_once_under_file_and_number(self, spark, tmp_path, directory):
         with (directory / "huge.jsonl").open("wb") as file:
             file.truncate(MAX_FILE_BYTES + 1)  # sparse: takes no space
-        os.utime(directory / "b.json", (1_600_000_000, 1_600_000_000.25))  # years older than the others
+        os.utime(directory / "b.json", (1_600_000_000, 1_600_000_000.25))
         settings = settings_for(
             tmp_path, kind="files", path=f"{directory}/", available_now=True, max_files_per_trigger=2
         )
@@ -166,6 +166,8 @@ class TestFiles:
         first = Run(spark, endless)
         first.until(lambda: len(first.rows()) == 5)
         (directory / "later.jsonl").write_bytes(b"{6}")
+        a_year_ago = time.time() - 365 * 86_400
+        os.utime(directory / "later.jsonl", (a_year_ago, a_year_ago))  # copied with its old time
         second = Run(spark, settings_for(tmp_path, kind="files", path=str(directory), available_now=True))
         assert [row.value for row in second.all_available()] == [b"{6}"]
         idle = Run(spark, settings_for(tmp_path, kind="files", path=str(directory), available_now=True))

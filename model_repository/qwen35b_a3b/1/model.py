@@ -12,9 +12,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import triton_python_backend_utils as pb_utils
+
 import engines
 import tensors
-import triton_python_backend_utils as pb_utils
 from serving import Refusal, Server
 
 ERROR_CODES = {

@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from engines import Generation, GenerationRequest, Ids, InvalidRequest, Sampling
 from numpy.typing import NDArray
+
+from engines import Generation, GenerationRequest, Ids, InvalidRequest, Sampling
 
 Array = NDArray[Any]
 
