@@ -7,6 +7,7 @@ Two processes start here. `stream_agent` is the driver's job (`jobs/stream_agent
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import secrets
@@ -45,7 +46,7 @@ from hermes_spark.streaming.launcher import SparkHostLauncher
 from hermes_spark.streaming.orchestrator import BatchParts, Orchestrator
 from hermes_spark.streaming.ownership import CommittedView, DriverPlace
 from hermes_spark.streaming.preflight import Slots, check_source, check_spark, check_workers, divide_slots
-from hermes_spark.streaming.progress import ProgressLog
+from hermes_spark.streaming.progress import write_progress
 from hermes_spark.streaming.publish import ConsoleSink, ParquetSink, Sink
 from hermes_spark.streaming.query import Ended, start, watch
 from hermes_spark.streaming.source import open_source
@@ -110,10 +111,7 @@ def run_job(spark: SparkSession, settings: Settings) -> Ended:
     try:
         view = CommittedView({}, {}) if last is None else CommittedView(last.positions, last.ends)
         fleet.start(slots.hosts, settings.state.shards, view)
-        batch_log = None
-        if directory := settings.telemetry.turn_log:
-            batch_log = JsonLines(directory, f"batches-{epoch}.jsonl")
-            spark.streams.addListener(ProgressLog(JsonLines(directory, f"progress-{epoch}.jsonl")))
+        directory = settings.telemetry.turn_log
         orchestrator = Orchestrator(
             BatchParts(
                 settings=settings,
@@ -125,10 +123,14 @@ def run_job(spark: SparkSession, settings: Settings) -> Ended:
                 readers={shard: JournalReader(state_path, shard) for shard in range(settings.state.shards)},
                 sinks=_sinks(settings),
                 tasks=slots.tasks,
-                batch_log=batch_log,
+                batch_log=JsonLines(directory, f"batches-{epoch}.jsonl") if directory else None,
             )
         )
-        return watch(start(frame, settings, orchestrator), settings, orchestrator, asked)
+        query = start(frame, settings, orchestrator)
+        ended = watch(query, settings, orchestrator, asked)
+        if directory:
+            write_progress(query, JsonLines(directory, f"progress-{epoch}.jsonl"))
+        return ended
     finally:
         fleet.stop()
 
@@ -224,6 +226,7 @@ def run_host(payload_bytes: bytes) -> HostExit:
     payload = unpack(payload_bytes, HostPayload)
     settings = settings_from_json(payload.settings.decode())
     configure_logging(settings.telemetry.log_level)
+    _settle_down()
     loop = uvloop.new_event_loop()
     try:
         exit_: HostExit = loop.run_until_complete(_run_host(payload, settings))
@@ -234,9 +237,16 @@ def run_host(payload_bytes: bytes) -> HostExit:
     return exit_
 
 
+def _settle_down() -> None:
+    """Tune this process for one busy loop beside a few threads that wait for the disk and for callers."""
+    sys.setswitchinterval(0.001)  # s; a thread whose sync is done should not wait 5 ms (the default) for the loop
+    gc.set_threshold(20_000, 20, 50)
+
+
 async def _run_host(payload: HostPayload, settings: Settings) -> HostExit:
     registry = Registry.load(settings.tools)
     tokenizer = tokenizer_of(settings.model)
+    gc.freeze()  # what is loaded by now stays, and need not be walked by every full collection
 
     def services(host: AgentHost) -> Services:
         return Services(

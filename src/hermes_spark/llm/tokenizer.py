@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 from cachetools import LRUCache
@@ -57,7 +58,7 @@ class ChatTokenizer:
         self._plain = Tokenizer.from_str(_without_added_tokens(self._backend.to_str()))
         self._ids_by_text: LRUCache[str, tuple[Ids, int]] = LRUCache(_CACHE_BYTES, getsizeof=lambda entry: entry[1])
         self._layouts: LRUCache[str, list[_Part]] = LRUCache(_LAYOUTS)
-        self._tools: LRUCache[str, _Functions] = LRUCache(_TOOL_SETS)
+        self._tools: LRUCache[bytes, _Functions] = LRUCache(_TOOL_SETS)
         self.vocab_size: int = self._backend.get_vocab_size(with_added_tokens=True)
         """Ids are in `[0, vocab_size)`."""
         self.end_id: int = self._end_id()
@@ -157,7 +158,7 @@ class ChatTokenizer:
 
     def _functions(self, tools: Sequence[ToolSpec]) -> _Functions:
         """Most chats name the same few sets of tools, and walking their schemas takes longer than all the rest."""
-        key = repr(tools)
+        key = msgspec.msgpack.encode(tools)
         functions = self._tools.get(key)
         if functions is None:
             slots = _Slots(self._is_word)

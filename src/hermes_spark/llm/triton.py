@@ -154,6 +154,14 @@ class TritonModel:
     async def _in_slot(self, inputs: list[triton.InferInput], attempts: _Attempts) -> Generation:
         async with self._slots:
             with IN_FLIGHT.track_inprogress():
+                try:
+                    return await self._attempt(inputs, attempts)
+                except (
+                    ModelError
+                ) as error:  # retries are set up only when one is needed: that costs as much as a request
+                    if not _was_refused(error):
+                        raise
+                await asyncio.sleep(_RETRY_FIRST_S)
                 return await self._retrying(self._attempt, inputs, attempts)
 
     async def _attempt(self, inputs: list[triton.InferInput], attempts: _Attempts) -> Generation:

@@ -6,6 +6,8 @@ the very slot that the task holds. Rows of absent owners come back as untaken, a
 
 from __future__ import annotations
 
+import functools
+import gc
 import logging
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -67,34 +69,26 @@ class HandoffTask:
         """Offer all rows; yield what was not taken, and the counts."""
         plan = msgspec.msgpack.decode(self._plan, type=HandoffPlan)
         taken = skipped = 0
-        with Offering(plan) as offering:
-            for batch in batches:
-                for chunk in _chunks(decode(batch, plan.settings.source), plan.settings.intake.chunk_rows):
-                    handed = offering.offer(chunk)
-                    taken, skipped = taken + handed.taken, skipped + handed.skipped
-                    if handed.untaken:
-                        yield _result(handed.untaken)
+        offering = Offering(plan)
+        for batch in batches:
+            for chunk in _chunks(decode(batch, plan.settings.source), plan.settings.intake.chunk_rows):
+                handed = offering.offer(chunk)
+                taken, skipped = taken + handed.taken, skipped + handed.skipped
+                if handed.untaken:
+                    yield _result(handed.untaken)
         nothing = [pa.nulls(1, field.type) for field in ROWS]
         counts = [pa.array([taken], pa.int64()), pa.array([skipped], pa.int64())]
         yield pa.record_batch([*nothing, *counts], schema=RESULT)
 
 
 class Offering:
-    """Offers rows to the owners named by a plan, in order, over one connection per host."""
+    """Offers rows to the owners named by a plan, in order."""
 
     def __init__(self, plan: HandoffPlan) -> None:
         self._plan = plan
-        self._clients: dict[str, WireClient] = {}
         self._absent = {""}
-        """Owners that did not take a row. They get none of the later ones either: a shard takes a partition's rows in order,
-        and one taken out of turn would make it skip those before it."""
-
-    def __enter__(self) -> Offering:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        for client in self._clients.values():
-            client.close()
+        """Owners that did not take a row. They get none of the later ones either: a shard takes a partition's rows in
+        order, and one taken out of turn would make it skip those before it."""
 
     def offer(self, rows: Sequence[Row]) -> Handed:
         """Offer rows; what no owner took comes back. Raises `HandoffError` when a full host ends no turn for too long."""
@@ -118,7 +112,8 @@ class Offering:
                 self._plan.batch, tuple(shard for shard, _ in routed), self._plan.ownership.terms, self._plan.spans
             )
             try:
-                answer = self._client(address).offer(header, [row for _, row in routed], OFFER_TIMEOUT_S)
+                client = _connected(address, self._plan.ownership.token)
+                answer = client.offer(header, [row for _, row in routed], OFFER_TIMEOUT_S)
             except HandoffError:
                 raise
             except HermesError as exc:
@@ -134,10 +129,13 @@ class Offering:
             patience.check(address, answer.taken, answer.ended)
         return handed
 
-    def _client(self, address: str) -> WireClient:
-        if address not in self._clients:
-            self._clients[address] = WireClient(address, self._plan.ownership.token)
-        return self._clients[address]
+
+@functools.lru_cache(maxsize=64)
+def _connected(address: str, token: str) -> WireClient:
+    """One connection per owner and process: a worker runs many tasks, and connecting costs more than an offer."""
+    # Spark's worker collects garbage after every task; what is loaded by now stays, and need not be walked each time.
+    gc.freeze()
+    return WireClient(address, token)
 
 
 class _Patience:
@@ -176,11 +174,10 @@ def hand_over(frame: DataFrame, plan: HandoffPlan, fleet: Fleet, tasks: int) -> 
             )
         fleet.wait_ready(max(0.1, deadline - time.monotonic()))
         again = msgspec.structs.replace(plan, ownership=fleet.ownership())
-        with Offering(again) as offering:
-            untaken = handed.untaken
-            handed = Handed(handed.taken, handed.skipped)
-            for chunk in _chunks(iter(untaken), plan.settings.intake.chunk_rows):
-                handed += offering.offer(chunk)
+        offering, untaken = Offering(again), handed.untaken
+        handed = Handed(handed.taken, handed.skipped)
+        for chunk in _chunks(iter(untaken), plan.settings.intake.chunk_rows):
+            handed += offering.offer(chunk)
         if handed.untaken:
             time.sleep(0.05)
     return handed

@@ -114,6 +114,7 @@ class Registry:
             if fault:
                 raise SettingsError(f"tool {quoted(tool.name)}: {fault}")
             self._tools[tool.name] = tool
+        self._all = tuple(ToolSpec(tool.name, tool.description, tool.parameters) for tool in self._tools.values())
 
     @classmethod
     def load(cls, settings: ToolSettings) -> Registry:
@@ -143,7 +144,7 @@ class Registry:
         registered are left out: an old session may have asked for a tool that is gone since.
         """
         if choice is None:
-            return tuple(ToolSpec(tool.name, tool.description, tool.parameters) for tool in self._tools.values())
+            return self._all
         return tuple(self._spec(item) for item in choice if _name_of(item) in self._tools)
 
     def refuse_choice(self, choice: ToolChoice) -> str:
