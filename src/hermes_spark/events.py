@@ -22,12 +22,14 @@ from typing import Any, Literal
 
 import msgspec
 
-from hermes_spark.messages import JsonObject, Message, ToolSpec
+from hermes_spark.messages import JsonObject, Message, ToolSpec, is_deeper
 
 EventType = Literal["message", "reset", "cancel", "approval"]
 ToolChoice = tuple[str | ToolSpec, ...] | None
 
 ROUTING_VERSION = 1
+MAX_LEVELS = 32
+"""Nesting of an event's metadata that is taken: decoders recurse, and a record must be readable on any stack."""
 
 
 class Coordinates(msgspec.Struct, frozen=True, array_like=True):
@@ -177,6 +179,9 @@ def parse_event(row: Row, *, max_bytes: int) -> Event:
 
 def _check_storable(event: Event) -> None:
     """JSON can say what a record cannot hold; found out here, it is a dead letter, later it would stop a journal."""
+    schemas = [tool.parameters for tool in event.tools or () if isinstance(tool, ToolSpec)]
+    if any(is_deeper(value, MAX_LEVELS) for value in (event.metadata, *schemas)):
+        raise InvalidEvent(f"metadata or a tool's parameters are nested more than {MAX_LEVELS} levels deep")
     try:
         msgspec.msgpack.encode(event)
     except (OverflowError, UnicodeEncodeError, RecursionError) as exc:
@@ -205,6 +210,8 @@ def _check(wire: _WireEvent) -> None:
         raise InvalidEvent("session_id has more than 256 characters")
     if wire.type == "message" and not any(m.role == "user" for m in wire.messages):
         raise InvalidEvent("messages holds no user message; a message event needs at least one")
+    if wire.messages and wire.messages[-1].role != "user":
+        raise InvalidEvent("messages ends with an assistant message; the last one must be the user's")
     if wire.max_tokens is not None and wire.max_tokens < 1:
         raise InvalidEvent(f"max_tokens is {wire.max_tokens}; expected 1 or more")
     if wire.type == "approval" and not (wire.turn_id and wire.call_id and wire.decision):

@@ -69,3 +69,14 @@ class Usage(msgspec.Struct, frozen=True, array_like=True):
 
     def __add__(self, other: Usage) -> Usage:
         return Usage(self.prompt_tokens + other.prompt_tokens, self.completion_tokens + other.completion_tokens)
+
+
+def is_deeper(value: object, levels: int) -> bool:
+    """Whether a JSON value nests lists and objects more than `levels` deep; never recurses further than that."""
+    if isinstance(value, dict):
+        inner = list(value.values())
+    elif isinstance(value, list):
+        inner = value
+    else:
+        return False
+    return levels == 0 or any(is_deeper(item, levels - 1) for item in inner)

@@ -51,6 +51,14 @@ def test_without_ts_the_row_tells_the_time() -> None:
         (b'{"session_id": "' + b"x" * 300 + b'", ' + MESSAGE + b"}", "more than 256"),
         (b'{"session_id": "s"}', "no user message"),
         (b'{"session_id": "s", "messages": [{"role": "system", "content": "x"}]}', "role"),
+        (
+            b'{"session_id": "s", "messages": [{"role": "user", "content": ""}, {"role": "assistant", "content": ""}]}',
+            "ends",
+        ),
+        (
+            b'{"session_id": "s", "metadata": {"d": ' + b"[" * 40 + b"]" * 40 + b"}, " + MESSAGE + b"}",
+            "more than 32 levels",
+        ),
         (b'{"session_id": "s", "type": "shout"}', "type"),
         (b'{"session_id": "s", "type": "approval"}', "turn_id, call_id and decision"),
         (b'{"session_id": "s", "max_tokens": 0, ' + MESSAGE + b"}", "max_tokens is 0"),

@@ -15,7 +15,7 @@ from hermes_spark.agent.plan import Call, Complete, Finish
 from hermes_spark.agent.turn import settled
 from hermes_spark.events import Event, call_id_of, turn_id_of
 from hermes_spark.llm.client import Completion
-from hermes_spark.messages import JsonObject, ParsedCall, Usage
+from hermes_spark.messages import JsonObject, ParsedCall, Usage, is_deeper
 from hermes_spark.settings import AgentSettings
 from hermes_spark.state.agent_state import AgentState, CallState, Turn
 from hermes_spark.state.records import CallSummary, Completed, Intent, Outcome, Overdue, PlannedCall, Returned, Taken
@@ -177,7 +177,7 @@ def _storable(text: str) -> str:
 
 def _unstorable(arguments: JsonObject) -> str:
     """Why `arguments` cannot be kept in a record; empty when they can."""
-    if _is_deeper(arguments, ARGUMENT_LEVELS):
+    if is_deeper(arguments, ARGUMENT_LEVELS):
         return f"the arguments are nested more than {ARGUMENT_LEVELS} levels deep"
     try:
         msgspec.msgpack.encode(arguments)
@@ -186,13 +186,3 @@ def _unstorable(arguments: JsonObject) -> str:
     except OverflowError:
         return "the arguments hold an integer of more than 64 bits"
     return ""
-
-
-def _is_deeper(value: object, levels: int) -> bool:
-    if isinstance(value, dict):
-        inner = list(value.values())
-    elif isinstance(value, list):
-        inner = value
-    else:
-        return False
-    return levels == 0 or any(_is_deeper(item, levels - 1) for item in inner)
