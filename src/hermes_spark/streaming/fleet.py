@@ -101,15 +101,15 @@ class Fleet:
         """End all hosts: ask them to flush and go, then take away what is left."""
         with self._changed:
             self._stopping = True
-            clients = [host.client for host in self._hosts if host.client is not None]
-        for client in clients:
+            told = [(host, host.client) for host in self._hosts if host.client is not None]
+        for _, client in told:
             try:
                 client.act("stop", b"", STOP_TIMEOUT_S)
             except HostError as exc:
                 log.info("a host was gone before it was told to stop: %s", exc)
         deadline = time.monotonic() + STOP_TIMEOUT_S
         with self._changed:
-            while any(h.state != "gone" for h in self._hosts) and time.monotonic() < deadline:
+            while any(host.state != "gone" for host, _ in told) and time.monotonic() < deadline:
                 self._changed.wait(deadline - time.monotonic())
         self._launcher.kill()
         if self._server is not None:

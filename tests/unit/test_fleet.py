@@ -1,0 +1,205 @@
+"""The fleet over hosts that are threads: who owns what, what happens when one dies."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+
+from hermes_spark.errors import HandoffError, HostError, StartError, StorageFull
+from hermes_spark.events import Row
+from hermes_spark.host.wire import (
+    Assignment,
+    Barrier,
+    HostExit,
+    HostPayload,
+    OfferAnswer,
+    OfferHeader,
+    Registration,
+    ShardPosition,
+    WireClient,
+    WireServer,
+    pack,
+    unpack,
+)
+from hermes_spark.settings import HostSettings
+from hermes_spark.state.records import Position, TermId
+from hermes_spark.streaming.fleet import QUICK_DEATHS, Fleet
+from hermes_spark.streaming.ownership import CommittedView, DriverPlace
+
+TOKEN = "run-token"
+
+
+class ThreadHost:
+    """A host without shards' contents: it remembers its terms and answers barriers with them."""
+
+    def __init__(self, payload: HostPayload, ended: Callable[[HostExit], None], launcher: Launcher) -> None:
+        launcher.hosts.append(self)
+        self.index = payload.index
+        self.terms: dict[int, TermId] = {}
+        self.seen: list[Assignment] = []
+        self.opens = launcher.opens
+        self._ended = ended
+        self.server = WireServer("127.0.0.1", TOKEN, self)
+        client = WireClient(payload.driver, TOKEN)
+        client.act("register", pack(Registration(self.index, self.server.address, 1, "here")), 5)
+        client.close()
+
+    def offer(self, header: OfferHeader, rows: Sequence[Row]) -> OfferAnswer:
+        return OfferAnswer(len(rows), 0)
+
+    def act(self, action: str, body: bytes) -> bytes:
+        if action == "assign":
+            assignment = unpack(body, Assignment)
+            if not self.opens:
+                raise StorageFull("no space at /state; free some")
+            self.seen.append(assignment)
+            self.terms.update(assignment.terms)
+        if action == "stop":
+            threading.Timer(0.05, self.die).start()
+        positions = tuple(ShardPosition(s, Position(5, t, "")) for s, t in sorted(self.terms.items()))
+        return pack(Barrier(positions, 0, 0))
+
+    def die(self, error: str = "", message: str = "gone") -> None:
+        self.server.shutdown()
+        self._ended(HostExit(error, message))
+
+
+class Launcher:
+    def __init__(self) -> None:
+        self.hosts: list[ThreadHost] = []
+        self.refuses: set[int] = set()
+        self.dies_at_once = False
+        self.opens = True
+
+    def launch(self, index: int, payload: bytes, ended: Callable[[HostExit], None]) -> None:
+        if index in self.refuses:
+            return
+        if self.dies_at_once:
+            threading.Thread(target=ended, args=(HostExit("", "segmentation fault"),), daemon=True).start()
+            return
+        threading.Thread(target=self._start, args=(payload, ended), daemon=True).start()
+
+    def _start(self, payload: bytes, ended: Callable[[HostExit], None]) -> None:
+        ThreadHost(unpack(payload, HostPayload), ended, self)
+
+    def kill(self) -> None:
+        pass
+
+    def of(self, index: int) -> ThreadHost:
+        return [host for host in self.hosts if host.index == index][-1]
+
+
+@pytest.fixture
+def launcher() -> Launcher:
+    return Launcher()
+
+
+@pytest.fixture
+def fleet(launcher: Launcher) -> Iterator[Fleet]:
+    payload = HostPayload(0, TOKEN, "", "", "q", "/state", b"{}")
+    settings = HostSettings(start_timeout_s=5, restart_timeout_s=0.3)
+    fleet = Fleet(launcher, payload, settings, DriverPlace(7, "127.0.0.1"))
+    yield fleet
+    fleet.stop()
+
+
+def test_every_shard_has_one_owner_under_a_term_of_this_driver(fleet: Fleet, launcher: Launcher) -> None:
+    fleet.start(2, 5, CommittedView({3: Position(9, TermId(6, 1), "ab")}, {"p": 4}))
+    ownership = fleet.ownership()
+    assert set(ownership.addresses) == {0, 1, 2, 3, 4}
+    assert {term.epoch for term in ownership.terms.values()} == {7}
+    assert len(set(ownership.terms.values())) == 5
+    told = launcher.of(1).seen[0]
+    assert told.committed == {3: Position(9, TermId(6, 1), "ab")}
+    assert told.ends == {"p": 4}
+    assert [p.shard for barrier in fleet.barrier(5) for p in barrier.positions] == [0, 2, 4, 1, 3]
+
+
+def test_a_dead_host_comes_back_with_fresh_terms(fleet: Fleet, launcher: Launcher) -> None:
+    fleet.start(2, 4, CommittedView({}, {}))
+    before = fleet.ownership().terms
+    launcher.of(0).die()
+    fleet.wait_ready(5)
+    after = fleet.ownership().terms
+    assert all(after[shard] > before[shard] for shard in (0, 2))
+    assert all(after[shard] == before[shard] for shard in (1, 3))
+
+
+def test_while_a_host_is_gone_its_shards_have_no_owner(fleet: Fleet, launcher: Launcher) -> None:
+    fleet.start(2, 4, CommittedView({}, {}))
+    launcher.refuses = {0}
+    launcher.of(0).die()
+    assert set(fleet.ownership().addresses) == {1, 3}
+
+
+def test_shards_move_when_their_host_does_not_come_back(fleet: Fleet, launcher: Launcher) -> None:
+    fleet.start(2, 4, CommittedView({}, {}))
+    launcher.refuses = {0}
+    launcher.of(0).die()
+    fleet.wait_ready(10)
+    assert set(fleet.ownership().addresses.values()) == {launcher.of(1).server.address}
+
+
+def test_a_fault_that_a_restart_does_not_mend_ends_the_query(fleet: Fleet, launcher: Launcher) -> None:
+    fleet.start(1, 2, CommittedView({}, {}))
+    launcher.of(0).die("StorageFull", "no space at /state; free some")
+    with pytest.raises(StorageFull, match="no space at /state"):
+        fleet.wait_ready(5)
+    assert len(launcher.hosts) == 1
+
+
+def test_a_shard_that_cannot_be_opened_says_why(fleet: Fleet, launcher: Launcher) -> None:
+    launcher.opens = False
+    with pytest.raises(StorageFull, match="no space at /state"):
+        fleet.start(1, 2, CommittedView({}, {}))
+
+
+def test_a_host_that_dies_again_and_again_is_given_up(
+    fleet: Fleet, launcher: Launcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hermes_spark.streaming.fleet.time.sleep", lambda seconds: None)
+    launcher.dies_at_once = True
+    with pytest.raises(HostError, match=f"died {QUICK_DEATHS} times in a row.*segmentation fault"):
+        fleet.start(1, 2, CommittedView({}, {}))
+
+
+def test_hosts_that_never_register_are_named(launcher: Launcher) -> None:
+    launcher.refuses = {1}
+    settings = HostSettings(start_timeout_s=1)
+    fleet = Fleet(launcher, HostPayload(0, TOKEN, "", "", "q", "/state", b"{}"), settings, DriverPlace(7, "127.0.0.1"))
+    with pytest.raises(StartError, match=r"1 shards have no owner after 1 s .*host 1 is launched"):
+        fleet.start(2, 2, CommittedView({}, {}))
+    fleet.stop()
+
+
+def test_an_answer_of_an_older_term_is_not_believed(fleet: Fleet, launcher: Launcher) -> None:
+    fleet.start(1, 2, CommittedView({}, {}))
+    launcher.of(0).terms[1] = TermId(6, 99)
+    with pytest.raises(HostError, match=r"no positions from all hosts within 0\.3 s"):
+        fleet.barrier(0.3)
+
+
+def test_nobody_without_the_runs_token_gets_in(fleet: Fleet, launcher: Launcher) -> None:
+    fleet.start(1, 2, CommittedView({}, {}))
+    stranger = WireClient(launcher.of(0).server.address, "guess")
+    with pytest.raises(HostError, match="refused the token"):
+        stranger.act("stop", b"", 5)
+
+
+def test_errors_keep_their_class_over_the_wire(fleet: Fleet, launcher: Launcher) -> None:
+    class Refusing:
+        def offer(self, header: OfferHeader, rows: Sequence[Row]) -> OfferAnswer:
+            raise HandoffError("batch 3 was offered after batch 4")
+
+        def act(self, action: str, body: bytes) -> bytes:
+            raise StorageFull("no space")
+
+    server = WireServer("127.0.0.1", TOKEN, Refusing())
+    client = WireClient(server.address, TOKEN)
+    with pytest.raises(HandoffError, match="batch 3 was offered after batch 4"):
+        client.offer(OfferHeader(3, (), {}), [], 5)
+    with pytest.raises(StorageFull, match="no space"):
+        client.act("x", b"", 5)
+    server.shutdown()
