@@ -78,7 +78,6 @@ def _job(arguments: argparse.Namespace, stack: Stack, triton: str, tools: ToolSe
             "stop.idle_s": 4,
             "spark.ui.enabled": False,
             "spark.sql.streaming.numRecentProgressUpdates": 5000,
-            "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
         },
         f"local[{arguments.slots}]",
     )

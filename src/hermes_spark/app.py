@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import urlparse
 
@@ -141,8 +142,10 @@ def _preflight(context: SparkContext, settings: Settings) -> Slots:
     slots = divide_slots(context.defaultParallelism, settings.hosts)
     check_source(settings)
     Registry.load(settings.tools)
-    check_workers(context)
-    asyncio.run(asyncio.wait_for(_check_model(settings.model), CHECK_TIMEOUT_S))
+    with ThreadPoolExecutor(1) as beside:  # both take seconds, mostly of imports
+        model = beside.submit(lambda: asyncio.run(asyncio.wait_for(_check_model(settings.model), CHECK_TIMEOUT_S)))
+        check_workers(context)
+        model.result()
     return slots
 
 
