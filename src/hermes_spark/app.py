@@ -160,7 +160,7 @@ def _fleet(context: SparkContext, settings: Settings, query_id: str, epoch: int,
         settings=to_json(settings).encode(),
     )
     here = settings.host.address or str(context.getConf().get("spark.driver.host", "127.0.0.1"))
-    launcher = SparkHostLauncher(context, f"{query_id[:8]}-{epoch}")
+    launcher = SparkHostLauncher(context, f"{query_id[:8]}-{epoch}", f"{__name__}:{run_host.__name__}")
     return Fleet(launcher, payload, settings.host, DriverPlace(epoch, here))
 
 

@@ -186,7 +186,7 @@ def test_workers_without_the_package_are_named(stack: Stack, tmp_path: Path, tri
     bare = tmp_path / "bare"
     subprocess.run(["python3", "-m", "venv", "--without-pip", str(bare)], check=True)
     job = Job(stack, triton, tools)
-    part = job.start(**{"spark.pyspark.python": bare / "bin/python"})
+    part = job.start(environment={"PYSPARK_PYTHON": str(bare / "bin/python")})
     assert part.wait(120) == 2, part.tail(40)
     assert "No module named" in part.tail()
     assert "PYSPARK_PYTHON" in part.tail()

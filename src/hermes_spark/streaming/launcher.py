@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Protocol
 
 from py4j.protocol import Py4JError
 from pyspark import InheritableThread, SparkContext
+from pyspark.errors import PySparkException
 
+from hermes_spark.errors import HostError
 from hermes_spark.host.wire import HostExit, pack, unpack
-
-HOST_ENTRY = "hermes_spark.app:run_host"
-"""Named, not passed: functions are pickled by value with a copy of their module's globals, a name is imported afresh."""
 
 
 class HostLauncher(Protocol):
@@ -34,8 +34,13 @@ class HostLauncher(Protocol):
 class SparkHostLauncher:
     """Hosts as Spark tasks of a running context."""
 
-    def __init__(self, context: SparkContext, run_id: str) -> None:
+    def __init__(self, context: SparkContext, run_id: str, entry: str) -> None:
+        """`entry` names the function that is a host, as `module:function`.
+
+        It is named, not passed: functions are pickled by value with a copy of their module's globals.
+        """
         self._context = context
+        self._entry = entry
         self._group = f"hermes-hosts-{run_id}"
 
     def launch(self, index: int, payload: bytes, ended: Callable[[HostExit], None]) -> None:
@@ -52,17 +57,15 @@ class SparkHostLauncher:
         context.setLocalProperty("callSite.short", f"agent host {index}")
         context.setLocalProperty("callSite.long", f"hermes-spark agent host {index}: owns shards and runs their turns")
         try:
-            results = (
-                context.parallelize([payload], 1).setName(f"agent host {index}").mapPartitions(_host_task).collect()
-            )
-            exit_ = unpack(results[0], HostExit)
-        except Py4JError as exc:
+            rdd = context.parallelize([payload], 1).setName(f"agent host {index}")
+            exit_ = unpack(rdd.mapPartitions(partial(_host_task, self._entry)).collect()[0], HostExit)
+        except (Py4JError, PySparkException, HostError) as exc:
             exit_ = HostExit("HostError", _cause(str(exc)))
         ended(exit_)
 
 
-def _host_task(payloads: Iterator[bytes]) -> Iterator[bytes]:
-    module, _, name = HOST_ENTRY.partition(":")
+def _host_task(entry: str, payloads: Iterator[bytes]) -> Iterator[bytes]:
+    module, _, name = entry.partition(":")
     run: Callable[[bytes], HostExit] = getattr(importlib.import_module(module), name)
     for payload in payloads:
         yield pack(run(payload))

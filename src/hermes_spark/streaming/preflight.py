@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import msgspec
 from py4j.protocol import Py4JError
 from pyspark import SparkContext
+from pyspark.errors import PySparkException
 
 from hermes_spark import __version__
 from hermes_spark.errors import StartError
@@ -54,7 +55,7 @@ def check_workers(context: SparkContext) -> None:
     context.setJobDescription("hermes-spark: check of the workers' Python")
     try:
         found = context.parallelize([0], 1).mapPartitions(_versions).collect()[0]
-    except Py4JError as exc:
+    except (Py4JError, PySparkException) as exc:
         missing = next((line.strip() for line in str(exc).splitlines() if "ModuleNotFoundError" in line), "")
         if not missing:
             raise
