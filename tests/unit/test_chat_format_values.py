@@ -181,6 +181,30 @@ def test_nothing_is_read_behind_a_block_that_may_hold_a_value(broken, reason):
     assert "what followed it" in reply.errors[0]
 
 
+def test_a_reply_that_just_stops_is_cut_whatever_its_finish_reason():
+    for text in (
+        "<tool_call>",
+        "<tool_call>\nnow(",
+        "<tool_call>\n<function=note>\nx",
+        '<tool_call>\n{"name": "now"} x',
+    ):
+        assert (read(text).truncated, read(text).calls) == (True, ()), text
+    unterminated = '<tool_call>\n{"name": "now", "arguments": {"a": "b}}\n</tool_call>'
+    assert not read(unterminated).truncated
+    assert read(f"{unterminated} and").truncated
+
+
+def test_stray_closing_tags_behind_a_call():
+    reply = read("<tool_call>\n<function=now>\n</function>\nOne moment.\n</tool_call>\nBack soon.")
+    assert (reply.content, reply.calls) == ("One moment.\n\nBack soon.", (ParsedCall("now"),))
+    call = render_calls(
+        [ParsedCall("note", {"text": "a\n</parameter>\n</function>\n</tool_call>\nb"})], format="qwen3.5"
+    )
+    reply = read(f"The <parameter=x> tag is next.\n{call}\n{NOW}")
+    assert (reply.content, reply.calls) == ("The <parameter=x> tag is next.", ())
+    assert "left over" in reply.errors[0]
+
+
 def test_a_broken_tag_without_values_spoils_nothing():
     reply = read(f"<tool_call>\n<function=now\n</function>\n</tool_call>\n{NOW}")
     assert reply.calls == (ParsedCall("now"),)
@@ -202,9 +226,11 @@ def test_a_think_end_quoted_in_a_value_ends_no_thinking():
 
 
 def test_an_abandoned_draft_swallows_no_answer():
-    text = f"Maybe <tool_call>\n<function=note>\n<parameter=text>\nx\n hm.\n</think>\n\nOk.\n{NOW}"
+    call = ParsedCall("note", {"text": "y"})
+    answer = f"Ok.\n{render_calls([call], format='qwen3.5')}"
+    text = f"Maybe <tool_call>\n<function=note>\n<parameter=text>\nx\n hm.\n</think>\n\n{answer}"
     reply = read(text, in_thinking=True)
-    assert (reply.content, reply.calls, reply.errors) == ("Ok.", (ParsedCall("now"),), ())
+    assert (reply.content, reply.calls, reply.errors) == ("Ok.", (call,), ())
     assert reply.reasoning.startswith("Maybe <tool_call>")
 
 

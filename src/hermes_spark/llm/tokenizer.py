@@ -9,10 +9,12 @@ harmless text gets the same ids as from `apply_chat_template(tokenize=True)`.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,13 +24,14 @@ import numpy.typing as npt
 from cachetools import LRUCache
 
 from hermes_spark.errors import ModelContractError, SettingsError
-from hermes_spark.llm.chat_format import Format, render
+from hermes_spark.llm.chat_format import TEMPLATE_SHA256, Format, Piece, by_message, render
+from hermes_spark.llm.slots import Slots
 from hermes_spark.messages import JsonObject, Message, ToolSpec
 
 Ids = npt.NDArray[np.int32]
 
 _END = "<|im_end|>"  # closes every message of ChatML, which both formats are built on
-_CACHE_BYTES = 32 * 1024 * 1024  # ids of texts seen lately; about 4,000 messages of 2 kB
+_CACHE_BYTES = 96 * 1024 * 1024  # ids of messages seen lately: about 100,000 short ones, 1,600 histories of 60
 _TOOL_SETS = 64
 _LAYOUTS = 1024  # rendered layouts kept; one per shape of a chat, 5 to 50 kB each with tools
 
@@ -59,6 +62,9 @@ class ChatTokenizer:
         self._ids_by_text: LRUCache[str, tuple[Ids, int]] = LRUCache(_CACHE_BYTES, getsizeof=lambda entry: entry[1])
         self._layouts: LRUCache[str, list[_Part]] = LRUCache(_LAYOUTS)
         self._tools: LRUCache[bytes, _Functions] = LRUCache(_TOOL_SETS)
+        template = hf_tokenizer.chat_template or ""
+        digest = hashlib.sha256(str(template).encode()).hexdigest()
+        self._is_rendered = format == "qwen3.5" and digest == TEMPLATE_SHA256
         self.vocab_size: int = self._backend.get_vocab_size(with_added_tokens=True)
         """Ids are in `[0, vocab_size)`."""
         self.end_id: int = self._end_id()
@@ -94,21 +100,17 @@ class ChatTokenizer:
 
         Deterministic. Raises `ModelContractError` when the chat template refuses the messages.
         """
-        ids: list[Ids] = []
-        plain: list[str] = []  # a run between two added tokens, as long as it can be: BPE merges across pieces
         try:
-            for piece in self._pieces(messages, tools, thinking=thinking):
-                if isinstance(piece, str):
-                    plain.append(piece)
-                    continue
-                ids += [self._plain_ids("".join(plain)), piece]
-                plain.clear()
+            if self._hf.chat_template and not self._is_rendered:
+                return self._joined(self._from_template(messages, tools, thinking=thinking), self._plain_ids)
+            pieces = render(messages, tools, format=self._format, thinking=thinking)
         except RecursionError as error:
             raise ModelContractError(
                 "A tool or a call is nested too deeply to be rendered; expected it flatter."
             ) from error
-        ids.append(self._plain_ids("".join(plain)))
-        return np.concatenate(ids)
+        except ValueError as error:
+            raise ModelContractError(f"The chat cannot be rendered: {error}.") from error
+        return np.concatenate([self._message_ids(message) for message in by_message(pieces)])
 
     def decode(self, ids: Ids) -> str:
         """The text of a whole reply, up to its end token; all other added tokens are kept as text.
@@ -126,23 +128,30 @@ class ChatTokenizer:
         text: str = self._backend.decode(ids.tolist(), skip_special_tokens=False)
         return text
 
-    def _pieces(self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, thinking: bool) -> Iterator[str | Ids]:
-        """The prompt in order: plain text, and the ids of added tokens that the template wrote."""
-        if self._hf.chat_template:
-            yield from self._from_template(messages, tools, thinking=thinking)
-            return
-        try:
-            pieces = render(messages, tools, format=self._format, thinking=thinking)
-        except ValueError as error:
-            raise ModelContractError(f"The chat cannot be rendered: {error}.") from error
-        for piece in pieces:
-            yield from self._split(piece.text) if piece.trusted else (piece.text,)
+    def _message_ids(self, message: tuple[Piece, ...]) -> Ids:
+        """Most of a prompt is history, which was in the prompt before."""
+        key = "\0".join([f"{piece.trusted:d}{piece.text}" for piece in message])
+        split = (self._split(piece.text) if piece.trusted else [piece.text] for piece in message)
+        return self._cached(key, lambda: self._joined(chain.from_iterable(split), self._tokenized))
+
+    def _joined(self, parts: Iterable[str | Ids], tokenize: Callable[[str], Ids]) -> Ids:
+        """Plain text between two added tokens is one run, as long as it can be: BPE merges across pieces."""
+        ids: list[Ids] = []
+        plain: list[str] = []
+        for part in parts:
+            if isinstance(part, str):
+                plain.append(part)
+                continue
+            ids += [tokenize("".join(plain)), part]
+            plain.clear()
+        ids.append(tokenize("".join(plain)))
+        return np.concatenate(ids)
 
     def _from_template(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, thinking: bool
     ) -> Iterator[str | Ids]:
         functions = self._functions(tools)
-        slots = _Slots(self._is_word, functions.values)
+        slots = Slots(self._is_word, functions.values)
         chat = [self._as_chat(message, slots) for message in messages]
         key = repr((chat, functions.key, thinking))
         layout = self._layouts.get(key)
@@ -161,7 +170,7 @@ class ChatTokenizer:
         key = msgspec.msgpack.encode(tools)
         functions = self._tools.get(key)
         if functions is None:
-            slots = _Slots(self._is_word)
+            slots = Slots(self._is_word)
             listed = [slots.tree(tool.as_function(), slots.word) for tool in tools]
             functions = self._tools[key] = _Functions(listed, tuple(slots.values), repr(listed))
         return functions
@@ -193,7 +202,7 @@ class ChatTokenizer:
             )
         return layout
 
-    def _as_chat(self, message: Message, slots: _Slots) -> JsonObject:
+    def _as_chat(self, message: Message, slots: Slots) -> JsonObject:
         # Qwen3.5's template trims contents; it would trim the placeholder instead, so the text is trimmed before.
         content = message.content.strip() if self._format == "qwen3.5" else message.content
         chat: JsonObject = {"role": slots.word(message.role), "content": slots.put(content)}
@@ -219,14 +228,19 @@ class ChatTokenizer:
         return [self._added[part] if position % 2 else part for position, part in enumerate(parts)]
 
     def _plain_ids(self, text: str) -> Ids:
-        entry = self._ids_by_text.get(text)
+        return self._cached(f"t{text}", lambda: self._tokenized(text))
+
+    def _tokenized(self, text: str) -> Ids:
+        # Half a surrogate pair (JSON can write one) has no UTF-8 form.
+        return np.array(self._plain.encode(_SURROGATE.sub("\ufffd", text), add_special_tokens=False).ids, np.int32)
+
+    def _cached(self, key: str, make: Callable[[], Ids]) -> Ids:
+        entry = self._ids_by_text.get(key)
         if entry is None:
-            # Half a surrogate pair (JSON can write one) has no UTF-8 form.
-            encoded = self._plain.encode(_SURROGATE.sub("\ufffd", text), add_special_tokens=False)
-            ids = np.array(encoded.ids, np.int32)
-            entry = (ids, ids.nbytes + 4 * len(text) + 256)  # at most 4 bytes a character, and the objects themselves
+            ids = make()
+            entry = (ids, ids.nbytes + 4 * len(key) + 256)  # at most 4 bytes a character, and the objects themselves
             if entry[1] < self._ids_by_text.maxsize // 8:
-                self._ids_by_text[text] = entry
+                self._ids_by_text[key] = entry
         return entry[0]
 
     def _end_id(self) -> int:
@@ -257,35 +271,6 @@ class _Functions(NamedTuple):
     values: tuple[str, ...]
     """The outside strings behind placeholders 0, 1, ..."""
     key: str
-
-
-class _Slots:
-    """Outside strings, taken out of a chat and replaced by numbered placeholders."""
-
-    def __init__(self, is_word: Callable[[str], bool], values: Sequence[str] = ()) -> None:
-        self.values = list(values)
-        self._is_word = is_word
-
-    def put(self, text: str) -> str:
-        """A placeholder for `text`; empty text stays, so that templates can ask whether there is any."""
-        if not text:
-            return ""
-        self.values.append(text)
-        return f"\x1a{len(self.values) - 1}\x1a"
-
-    def word(self, text: str) -> str:
-        """As `put`, but names and schema words (`type`, `string`) stay: templates look at them, and they cannot hurt."""
-        return text if self._is_word(text) else self.put(text)
-
-    def tree(self, value: Any, leaf: Callable[[str], str]) -> Any:
-        """A copy of a JSON value with `leaf` of its strings and `word` of its keys."""
-        if isinstance(value, str):
-            return leaf(value)
-        if isinstance(value, dict):
-            return {self.word(key): self.tree(item, leaf) for key, item in value.items()}
-        if isinstance(value, (list, tuple)):
-            return [self.tree(item, leaf) for item in value]
-        return value
 
 
 def _without_added_tokens(tokenizer_json: str) -> str:

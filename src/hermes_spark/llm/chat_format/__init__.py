@@ -7,6 +7,6 @@ Inside: `document` (the tags of a text), `scan` (which of them are calls), `xml_
 """
 
 from hermes_spark.llm.chat_format.parse import parse_reply
-from hermes_spark.llm.chat_format.render import Format, Piece, render, render_calls
+from hermes_spark.llm.chat_format.render import TEMPLATE_SHA256, Format, Piece, by_message, render, render_calls
 
-__all__ = ["Format", "Piece", "parse_reply", "render", "render_calls"]
+__all__ = ["TEMPLATE_SHA256", "Format", "Piece", "by_message", "parse_reply", "render", "render_calls"]

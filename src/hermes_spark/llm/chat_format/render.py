@@ -58,12 +58,17 @@ _START, _STOP = "<|im_start|>", "<|im_end|>\n"
 _NO_THINKING = "<think>\n\n</think>\n\n"
 
 
+TEMPLATE_SHA256 = "98ffd397ddab7fb8ae71d20749d95406738c59ba2699f0244fd34958b9b3a751"
+"""Of `model_repository/qwen35b_a3b/tokenizer/chat_template.jinja`, whose bytes `render` writes in the format qwen3.5 (tested).
+Where a checkpoint brings just this template, `render` takes its place: a chat of 60 messages costs it a tenth."""
+
+
 class Piece(msgspec.Struct, frozen=True):
     """A part of a prompt."""
 
     text: str
     trusted: bool
-    """Special tokens in `text` are meant: it is markup or the system text. All else is to be tokenized as plain text."""
+    """Special tokens in `text` are meant: it is markup. All else is to be tokenized as plain text."""
 
 
 class _Writer:
@@ -77,7 +82,7 @@ class _Writer:
         self._markup += text
 
     def outside(self, text: str) -> None:
-        """Text from users, tools, the model or tool descriptions."""
+        """Text from users, tools, the model, tool descriptions or a system prompt (a column of a table, in SQL)."""
         if text:
             self._pieces += (Piece(self._markup, trusted=True), Piece(text, trusted=False))
             self._markup = ""
@@ -85,6 +90,27 @@ class _Writer:
     def pieces(self) -> tuple[Piece, ...]:
         end = (Piece(self._markup, trusted=True),) if self._markup else ()
         return (*self._pieces, *end)
+
+
+def by_message(pieces: Sequence[Piece]) -> Iterator[tuple[Piece, ...]]:
+    """The pieces of a prompt in groups that begin where a message begins, so that each can be tokenized by itself.
+
+    A special token stands at every such place; no tokenizer merges across it. Joined, the groups are the same prompt.
+    """
+    group: list[Piece] = []
+    for piece in pieces:
+        if not piece.trusted:
+            group.append(piece)
+            continue
+        head, *starts = piece.text.split(_START)
+        if head:
+            group.append(Piece(head, trusted=True))
+        for start in starts:
+            if group:
+                yield tuple(group)
+            group = [Piece(_START + start, trusted=True)]
+    if group:
+        yield tuple(group)
 
 
 def render(
@@ -108,7 +134,7 @@ def render(
     written: as user messages, neighbouring ones in one. If only such a message is there it counts as real, where the
     templates give up.
 
-    Trusted are markup and the system text. A call's inside (`<function=` and `<parameter=` are no special tokens) is
+    Trusted is markup alone. A call's inside (`<function=` and `<parameter=` are no special tokens) is
     one untrusted piece with its names and values, and so is the list of tools.
 
     The agent guarantees the order: system first if at all, and a user message. Raises `ValueError` where a template
@@ -180,12 +206,14 @@ def _render_system(write: _Writer, messages: Sequence[Message], tools: Sequence[
         return 0
     write.markup(f"{_START}system\n")
     if not tools:
-        write.markup(text)
+        write.outside(text)
     elif format == "qwen3.5":
         _render_tools(write, tools, QWEN_TOOLS_HEAD, QWEN_TOOLS_TAIL)
-        write.markup(f"\n\n{text}" if text else "")
+        write.markup("\n\n" if text else "")
+        write.outside(text)
     else:
-        write.markup(f"{text}\n\n" if has_text else "")
+        write.outside(text)
+        write.markup("\n\n" if has_text else "")
         _render_tools(write, tools, HERMES_TOOLS_HEAD, HERMES_TOOLS_TAIL)
     write.markup(_STOP)
     return int(has_text)
