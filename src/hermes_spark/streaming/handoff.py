@@ -11,6 +11,7 @@ import gc
 import logging
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -18,8 +19,8 @@ import pyarrow.compute
 from pyspark.sql import DataFrame
 
 from hermes_spark.errors import HandoffError, HermesError
-from hermes_spark.events import Row, routing_key, shard_of
-from hermes_spark.host.wire import ROWS, OfferHeader, Span, WireClient, batch_to_rows, rows_to_batch
+from hermes_spark.events import Coordinates, Row, routing_key, shard_of
+from hermes_spark.host.wire import ROWS, OfferHeader, Span, WireClient, rows_to_batch
 from hermes_spark.settings import Settings
 from hermes_spark.streaming.fleet import Fleet
 from hermes_spark.streaming.ownership import Ownership
@@ -163,8 +164,7 @@ def hand_over(frame: DataFrame, plan: HandoffPlan, fleet: Fleet, tasks: int) -> 
     `tasks` bounds the tasks of the job (slots minus hosts, so that a restarting host always finds a slot). Raises
     `HandoffError` when rows stay without an owner for `host.start_timeout_s`, and whatever lasting fault a host ended with.
     """
-    results = frame.coalesce(tasks).mapInArrow(HandoffTask(plan), RESULT_DDL).toArrow()
-    handed = _collect(results)
+    handed = _collected(frame.coalesce(tasks).mapInArrow(HandoffTask(plan), RESULT_DDL).collect())
     deadline = time.monotonic() + plan.settings.host.start_timeout_s
     while handed.untaken:
         log.warning("batch %d: %d rows wait for the owner of their shard", plan.batch, len(handed.untaken))
@@ -183,12 +183,15 @@ def hand_over(frame: DataFrame, plan: HandoffPlan, fleet: Fleet, tasks: int) -> 
     return handed
 
 
-def _collect(results: pa.Table) -> Handed:
-    counts = results.filter(pa.compute.is_null(results["partition"]))
-    rows = results.filter(pa.compute.is_valid(results["partition"]))
-    untaken = [row for batch in rows.select(ROWS.names).to_batches() for row in batch_to_rows(batch)]
-    taken, skipped = (pa.compute.sum(counts[name]).as_py() or 0 for name in ("taken", "skipped"))
-    return Handed(taken, skipped, tuple(untaken))
+def _collected(results: list[Any]) -> Handed:
+    """The results of all tasks, as Spark's rows; a row of counts has no partition."""
+    counts = [row for row in results if row.partition is None]
+    untaken = tuple(
+        Row(Coordinates(row.partition, row.offset), row.timestamp_ms, bytes(row.value), row.fault)
+        for row in results
+        if row.partition is not None
+    )
+    return Handed(sum(row.taken for row in counts), sum(row.skipped for row in counts), untaken)
 
 
 def _result(rows: Sequence[Row]) -> pa.RecordBatch:

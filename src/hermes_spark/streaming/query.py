@@ -23,6 +23,10 @@ LAST_BATCH_S = 15.0
 """How long a drain waits for its batch to begin, on top of `stop.drain_s`: a tick comes once a second."""
 
 
+COMMIT_S = 5.0
+"""How long Spark may take to write its commit of the last batch; tens of milliseconds as a rule."""
+
+
 class Ended(msgspec.Struct, frozen=True):
     """How a query ended."""
 
@@ -54,11 +58,19 @@ def watch(query: StreamingQuery, settings: Settings, orchestrator: Orchestrator,
             log.info("stopping (%s): the next batch waits for open turns, commits and publishes", reason)
             orchestrator.drain()
             orchestrator.drained.wait(settings.stop.drain_s + LAST_BATCH_S)
+            _await_spark_commit(query)
             break
         _await_termination(query)
     query.stop()
     _raise_failure(query, orchestrator)
     return Ended(reason)
+
+
+def _await_spark_commit(query: StreamingQuery) -> None:
+    """Let Spark write its own commit of the last batch; stopped before that, it would replay the batch at the next start."""
+    deadline = time.monotonic() + COMMIT_S
+    while query.isActive and query.status["isTriggerActive"] and time.monotonic() < deadline:
+        time.sleep(0.02)
 
 
 def _await_termination(query: StreamingQuery) -> None:
