@@ -105,6 +105,7 @@ def test_python_literals(text, value):
         "{'a': 1 if x else 2}",
         "{'a': (1,)}",
         r"{'a': '\d'}",
+        r"['\d']",
         "{'a'}",
         "{1: 2}",
         "{,}",
