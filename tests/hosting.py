@@ -90,7 +90,7 @@ class HostedShard:
         journal, past = ShardJournal.open(root, 0, TermId(1, term), now_ms=self.now_ms)
         self.store = MemoryStore()
         rules = ShardRules("q", settings, registry, lambda: self.now_ms)
-        self.shard = Shard(rules, journal, Sessions(self.store, 1 << 20), Intake({}))
+        self.shard = Shard(rules, journal, Sessions(self.store, 1 << 20), Intake(None))
         self.shard.fold(past)
         self.flusher = Flusher(lambda: [self.shard], lambda shard, error: shard.fail(error))
         self.runner = EffectRunner(

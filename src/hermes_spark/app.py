@@ -283,7 +283,8 @@ def _shard_opener(payload: HostPayload, rules: ShardRules) -> OpenShard:
             shards=settings.shards,
             max_open_files=settings.max_open_files,
         )
-        shard = Shard(rules, journal, Sessions(store, settings.cache_bytes // settings.shards), Intake(ends))
+        intake = Intake(ends if rules.settings.source.has_offsets else None)
+        shard = Shard(rules, journal, Sessions(store, settings.cache_bytes // settings.shards), intake)
         shard.fold(past)
         return shard
 

@@ -17,7 +17,7 @@ def take(intake: Intake, partition: str, offset: int, batch: int, span: Span | N
 
 
 def test_without_offsets_ids_of_the_newest_batch_count() -> None:
-    intake = Intake({})
+    intake = Intake(None)
     assert take(intake, "f", 3, 0, None)
     assert not take(intake, "f", 3, 0, None)
     assert take(intake, "f", 1, 0, None)
@@ -25,7 +25,7 @@ def test_without_offsets_ids_of_the_newest_batch_count() -> None:
 
 
 def test_an_older_batch_is_refused() -> None:
-    intake = Intake({})
+    intake = Intake(None)
     take(intake, "f", 0, 5, None)
     with pytest.raises(HandoffError, match="batch 4 was offered after batch 5"):
         intake.has(Coordinates("f", 9), 4, None)
@@ -39,6 +39,11 @@ def test_with_offsets_everything_below_the_next_is_taken_already() -> None:
     assert not take(intake, "p", 12, 3, Span(5, 20))
 
 
+def test_a_source_with_offsets_always_says_them() -> None:
+    with pytest.raises(HandoffError, match="without the offsets"):
+        Intake({}).has(Coordinates("p", 1), 0, None)
+
+
 def test_a_span_moves_the_next_offset_up_to_its_start() -> None:
     intake = Intake({})
     assert take(intake, "p", 100, 3, Span(100, 110))
@@ -48,7 +53,7 @@ def test_a_span_moves_the_next_offset_up_to_its_start() -> None:
 @given(st.lists(st.lists(st.integers(0, 4), max_size=8), min_size=1, max_size=6), st.data())
 def test_replays_of_a_batch_in_any_split_take_each_row_once(batches: list[list[int]], data: st.DataObject) -> None:
     """Law: whatever is offered again, and in whatever order of tasks, a shard takes every row exactly once."""
-    live = Intake({})
+    live = Intake(None)
     taken: list[tuple[int, int]] = []
     for number, sizes in enumerate(batches):
         rows = [(number, task * 100 + row) for task, size in enumerate(sizes) for row in range(size)]

@@ -15,14 +15,18 @@ from hermes_spark.host.wire import Span
 class Intake:
     """The memory of one shard of what it has taken. Folded from the journal; used on the host's loop only."""
 
-    def __init__(self, ends: dict[str, int]) -> None:
-        self._next = dict(ends)
+    def __init__(self, ends: dict[str, int] | None) -> None:
+        """`ends`: up to where the last commit has taken each partition; None for a source without offsets."""
+        self._next = None if ends is None else dict(ends)
         self._batch = -1
         self._ids: set[tuple[str, int]] = set()
 
     def fold(self, coordinates: Coordinates, batch: int) -> None:
         """Note that a row was taken or rejected (from its record)."""
-        self._next[coordinates.partition] = max(self._next.get(coordinates.partition, 0), coordinates.offset + 1)
+        if self._next is not None:
+            after = coordinates.offset + 1
+            self._next[coordinates.partition] = max(self._next.get(coordinates.partition, 0), after)
+            return
         if batch > self._batch:
             self._batch, self._ids = batch, set()
         if batch == self._batch:
@@ -33,7 +37,9 @@ class Intake:
 
         Raises `HandoffError` when `batch` is older than one that this shard has already seen: its sender is a leftover.
         """
-        if span is not None:
+        if self._next is not None:
+            if span is None:
+                raise HandoffError(f"a row of {coordinates.partition} was offered without the offsets of its batch")
             start = max(self._next.get(coordinates.partition, 0), span.start)
             self._next[coordinates.partition] = start
             return coordinates.offset < start

@@ -36,6 +36,11 @@ class SourceSettings(_Section, frozen=True):
     tick_ms: int = 1000
     """How often a batch happens while no events arrive, so that finished turns are published."""
 
+    @property
+    def has_offsets(self) -> bool:
+        """Whether a batch of this source is a range of offsets per partition; rate and files know no such thing."""
+        return self.kind == "load"
+
 
 class TriggerSettings(_Section, frozen=True):
     """When micro-batches happen."""
