@@ -37,7 +37,7 @@ from hermes_spark.host.wire import (
     unpack,
 )
 from hermes_spark.state.records import Outcome, Position, TermId
-from hermes_spark.telemetry import JsonLines
+from hermes_spark.telemetry import OPEN_TURNS, JsonLines
 
 log = logging.getLogger(__name__)
 
@@ -162,6 +162,7 @@ class AgentHost:
         for number, (_, shard, _) in sorted(self._owned.items()):
             await shard.durable()
             positions.append(ShardPosition(number, shard.position()))
+        OPEN_TURNS.set(self.open_turns)
         return Barrier(tuple(positions), self.open_turns, self.ended_turns)
 
     async def _stop(self, exit_: HostExit) -> HostExit:
