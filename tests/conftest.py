@@ -11,6 +11,10 @@ import pytest
 
 from stack import Stack, ToolService, running_stack
 
+# Nothing here asserts a time, and a shared machine may stand still for a moment.
+hypothesis.settings.register_profile("untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("untimed")
+
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
 
