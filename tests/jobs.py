@@ -66,6 +66,15 @@ class Job:
         assert self.part is not None
         return [child.pid for child in psutil.Process(self.part.process.pid).children(recursive=True)]
 
+    def driver_pid(self) -> int:
+        """The Python driver: the process whose program is the job itself."""
+        assert self.part is not None
+        for child in psutil.Process(self.part.process.pid).children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                if child.cmdline()[1:2] and child.cmdline()[1].endswith("stream_agent.py"):
+                    return child.pid
+        raise AssertionError(f"no Python driver is running\n{self.part.tail()}")
+
     def host_pids(self) -> list[int]:
         """Pids of all hosts that ever registered, in that order."""
         assert self.part is not None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 
-import psutil
 import pytest
 
 from jobs import Job, executed_more_than_once, kill_process, one_each, question
@@ -145,8 +144,7 @@ def test_sigterm_lets_open_turns_end_and_publishes_them(stack: Stack, triton: st
     job = Job(stack, triton, tools, **{"source.kind": "rate", "source.rows_per_second": 20})
     part = job.start()
     job.until(lambda: len(job.rows()) >= 20, "some outcomes")
-    driver = next(pid for pid in job.processes() if "stream_agent.py" in psutil.Process(pid).cmdline()[-1])
-    os.kill(driver, signal.SIGTERM)
+    os.kill(job.driver_pid(), signal.SIGTERM)
     assert part.wait(90) == 0, part.tail(60)
     assert "ended (asked to stop)" in part.tail()
     numbers = sorted(row["source_offset"] for row in job.rows())
