@@ -186,6 +186,7 @@ class TestFiles:
 
 class TestLoad:
     def test_rows_are_contiguous_over_a_restart(self, spark, tmp_path):
+        spark.conf.set("spark.sql.streaming.minBatchesToRetain", "10000")  # this test reads the offsets of every batch
         settings = settings_for(tmp_path, kind="load", rows_per_second=50, partitions=2, sessions=7)
         first = Run(spark, settings)
         first.until(lambda: len(first.batches) >= 3 and len(first.rows()) >= 20)
