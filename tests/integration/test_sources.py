@@ -60,7 +60,7 @@ class Run:
 
     def take(self, frame: DataFrame, batch: int) -> None:
         table = frame.toArrow()
-        self.batches[batch] = [row for b in table.to_batches() for row in decode(b, self.settings.source)]
+        self.batches[batch] = [row for b in table.to_batches() for row in decode(from_arrow(b), self.settings.source)]
         if batch == self.fail_at:
             raise RuntimeError("killed by the test")
 

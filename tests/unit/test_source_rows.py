@@ -25,7 +25,7 @@ def batch(*rows: tuple[str, int, int, bytes | None]) -> pa.RecordBatch:
 
 
 def lines_of(content: bytes | None) -> list[tuple[int, bytes]]:
-    rows = decode(batch(("a/b.jsonl", 0, 7, content)), SourceSettings(kind="files"))
+    rows = decode(from_arrow(batch(("a/b.jsonl", 0, 7, content))), SourceSettings(kind="files"))
     return [(row.coordinates.offset, row.value) for row in rows]
 
 
@@ -48,7 +48,11 @@ class TestFiles:
         assert lines_of(content) == expected
 
     def test_file_and_line_are_the_identity(self):
-        rows = list(decode(batch(("a/b.jsonl", 0, 7, b"x\ny"), ("c.json", 0, 8, b"z")), SourceSettings(kind="files")))
+        rows = list(
+            decode(
+                from_arrow(batch(("a/b.jsonl", 0, 7, b"x\ny"), ("c.json", 0, 8, b"z"))), SourceSettings(kind="files")
+            )
+        )
         assert rows == [
             Row(Coordinates("a/b.jsonl", 0), 7, b"x"),
             Row(Coordinates("a/b.jsonl", 1), 7, b"y"),
@@ -56,7 +60,7 @@ class TestFiles:
         ]
 
     def test_a_file_without_content_is_one_fault(self):
-        (row,) = decode(batch(("big.jsonl", 0, 7, None)), SourceSettings(kind="files"))
+        (row,) = decode(from_arrow(batch(("big.jsonl", 0, 7, None))), SourceSettings(kind="files"))
         assert row.coordinates == Coordinates("big.jsonl", 0)
         assert row.value == b""
         assert str(MAX_FILE_BYTES) in row.fault
@@ -72,14 +76,14 @@ class TestFiles:
 class TestRateAndLoad:
     def test_rate_rows_become_events(self):
         source = SourceSettings(kind="rate", sessions=3, seed=5)
-        rows = list(decode(batch(("rate", 4, 99, None), ("rate", 7, 100, None)), source))
+        rows = list(decode(from_arrow(batch(("rate", 4, 99, None), ("rate", 7, 100, None))), source))
         first, second = (parse_event(row, max_bytes=10_000) for row in rows)
         assert first.session_id == second.session_id
         assert (first.ts_ms, second.ts_ms) == (99, 100)
-        assert rows == list(decode(batch(("rate", 4, 99, None), ("rate", 7, 100, None)), source))
+        assert rows == list(decode(from_arrow(batch(("rate", 4, 99, None), ("rate", 7, 100, None))), source))
 
     def test_load_values_pass_through(self):
-        (row,) = decode(batch(("load-0", 4, 99, b"{}")), SourceSettings(kind="load"))
+        (row,) = decode(from_arrow(batch(("load-0", 4, 99, b"{}"))), SourceSettings(kind="load"))
         assert row == Row(Coordinates("load-0", 4), 99, b"{}")
 
 

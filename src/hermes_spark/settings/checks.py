@@ -32,6 +32,7 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "intake.max_event_bytes": (1, MAX_ROW_BYTES),
     "intake.dead_letter_bytes": (0, MAX_ROW_BYTES),
     "intake.chunk_rows": (1, math.inf),
+    "intake.driver_rows": (0, 100_000),
     "state.shards": (1, MAX_SHARDS),
     "state.block_cache_bytes": (0, math.inf),
     "state.write_buffer_bytes": (65_536, math.inf),  # RocksDB's own least size of a memtable

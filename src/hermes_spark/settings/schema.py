@@ -82,6 +82,8 @@ class IntakeSettings(_Section, frozen=True):
     """A hand-off fails when so long nothing at all was taken and no turn ended."""
     chunk_rows: int = 256
     """Rows of one offer."""
+    driver_rows: int = 256
+    """A batch known to hold no more rows is offered by the driver, a larger one by tasks; 0: always by tasks."""
 
 
 class StateSettings(_Section, frozen=True):

@@ -17,7 +17,7 @@ its offset. No pyspark here: this runs in tasks and in plain tests.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import msgspec
 import pyarrow as pa
@@ -41,13 +41,21 @@ once, so this is about a fifth of a gigabyte per task; Spark packs at most two s
 _BOM = b"\xef\xbb\xbf"
 
 
-def decode(batch: pa.RecordBatch, source: SourceSettings) -> Iterator[Row]:
-    """The rows of one Arrow batch of intake columns, in order.
+Intake = tuple[str, int, int, bytes | None]
+"""One row of the intake columns; Spark's own rows are such tuples too."""
+
+
+def from_arrow(batch: pa.RecordBatch) -> Iterator[Intake]:
+    """The intake rows of one Arrow batch."""
+    return zip(*(batch.column(name).to_pylist() for name in INTAKE_SCHEMA.names), strict=True)
+
+
+def decode(intake: Iterable[Intake], source: SourceSettings) -> Iterator[Row]:
+    """The events' rows of intake rows, in order.
 
     Never fails on what a value holds: whether the bytes are an event is for `events.parse_event` to say.
     """
-    columns = (batch.column(name).to_pylist() for name in INTAKE_SCHEMA.names)
-    for partition, offset, timestamp_ms, value in zip(*columns, strict=True):
+    for partition, offset, timestamp_ms, value in intake:
         coordinates = Coordinates(partition, offset)
         if source.kind == "files":
             yield from _file_rows(coordinates, timestamp_ms, value)
@@ -55,7 +63,7 @@ def decode(batch: pa.RecordBatch, source: SourceSettings) -> Iterator[Row]:
             event = demo_event(offset, sessions=source.sessions, seed=source.seed)
             yield Row(coordinates, timestamp_ms, msgspec.json.encode(event))
         else:
-            yield Row(coordinates, timestamp_ms, value)
+            yield Row(coordinates, timestamp_ms, bytes(value or b""))
 
 
 def _file_rows(file: Coordinates, timestamp_ms: int, content: bytes | None) -> Iterator[Row]:
