@@ -18,7 +18,7 @@ from pyspark.sql.streaming import StreamingQuery
 from hermes_spark.errors import SettingsError
 from hermes_spark.events import Coordinates, Row, parse_event
 from hermes_spark.settings import Settings, SourceSettings, TriggerSettings
-from hermes_spark.streaming.rows import MAX_FILE_BYTES, decode
+from hermes_spark.streaming.rows import MAX_FILE_BYTES, decode, from_arrow
 from hermes_spark.streaming.source import open_source, ranges
 
 pytestmark = pytest.mark.spark

@@ -15,7 +15,7 @@ from hermes_spark.settings import SourceSettings
 from hermes_spark.streaming import load_source
 from hermes_spark.streaming.load_schedule import Schedule, partition_ends
 from hermes_spark.streaming.load_source import LoadReader, LoadSource
-from hermes_spark.streaming.rows import INTAKE_SCHEMA, MAX_FILE_BYTES, decode
+from hermes_spark.streaming.rows import INTAKE_SCHEMA, MAX_FILE_BYTES, decode, from_arrow
 from hermes_spark.streaming.source import absolute, ranges
 
 

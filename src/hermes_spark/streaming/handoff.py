@@ -1,7 +1,9 @@
 """Hand-off: a micro-batch offers its rows to the owners of their shards. One Spark job of one stage, no shuffle.
 
 Tasks offer the rows, except of a batch whose offsets say that it is small: waking Python workers for it takes longer than to
-collect it and offer it here (71 against 34 ms, and 70 ms of CPU, for 20 rows on two cores). A task waits for a *full* host (for as long as turns end there), and never for an *absent* one: the restarting host may need
+collect it and offer it here (71 against 34 ms, and 70 ms of CPU, for 20 rows on two cores).
+
+A task waits for a *full* host (for as long as turns end there), and never for an *absent* one: the restarting host may need
 the very slot that the task holds. Rows of absent owners come back as untaken, and the driver offers them again.
 """
 
@@ -164,8 +166,9 @@ class _Patience:
 def hand_over(frame: DataFrame, plan: HandoffPlan, fleet: Fleet, tasks: int) -> Handed:
     """Offer all rows of a micro-batch and return when every one of them is durable in a journal.
 
-    The driver offers a batch of up to `intake.driver_rows` itself. `tasks` bounds the tasks of the job (slots minus hosts, so that a restarting host always finds a slot). Raises
-    `HandoffError` when rows stay without an owner for `host.start_timeout_s`, and whatever lasting fault a host ended with.
+    The driver offers a batch of up to `intake.driver_rows` itself. `tasks` bounds the tasks of the job (slots minus hosts, so
+    that a restarting host always finds a slot). Raises `HandoffError` when rows stay without an owner for
+    `host.start_timeout_s`, and whatever lasting fault a host ended with.
     """
     rows = _few(frame, plan)
     if rows is None:
