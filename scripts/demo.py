@@ -25,8 +25,8 @@ from stack import ROOT, Part, StackError, ToolService, running_stack
 FILE_S = 0.5
 """One file of events is dropped so often."""
 START_S = 180.0
-JOB_S = 420.0
-"""The demo's longest run."""
+JOB_S = 360.0
+"""How long the job may run beyond the time that dropping the events takes."""
 
 
 def main() -> int:
@@ -60,7 +60,7 @@ def _run(arguments: argparse.Namespace, directory: Path, console: Console) -> in
         producer = threading.Thread(target=_produce, args=(lines, events, arguments.rate), daemon=True)
         producer.start()
         console.print(f"· dropping {len(lines)} events for {arguments.sessions} sessions, {arguments.rate} a second")
-        status = job.wait(JOB_S)
+        status = job.wait(JOB_S + len(lines) / arguments.rate)
         producer.join(10)
         if status != 0:
             raise StackError(f"the job ended with status {status}\n{job.tail()}")
@@ -103,10 +103,11 @@ def _lines(count: int, sessions: int) -> list[bytes]:
 
 def _produce(lines: list[bytes], events: Path, rate: int) -> None:
     step = max(1, round(rate * FILE_S))
+    run = f"{time.time_ns()}"  # names are never used again, also not by the next run in a kept directory
     for number, start in enumerate(range(0, len(lines), step)):
-        temporary = events / f"_{number:05d}.jsonl"
+        temporary = events / f"_{run}-{number:05d}.jsonl"
         temporary.write_bytes(b"\n".join(lines[start : start + step]) + b"\n")
-        temporary.rename(events / f"{number:05d}.jsonl")
+        temporary.rename(events / f"{run}-{number:05d}.jsonl")
         time.sleep(FILE_S)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from hermes_spark.errors import HermesError
 from hermes_spark.events import Coordinates, Row
 from hermes_spark.host.effects import EffectRunner, Services
 from hermes_spark.host.flusher import Flusher
@@ -85,6 +86,7 @@ class HostedShard:
         self.now_ms = 1_000_000 + term
         self.outcomes: list[Outcome] = []
         self.errors: list[BaseException] = []
+        self.broken: list[BaseException] = []
         self.on_outcome: Callable[[Outcome], None] = lambda outcome: None
         registry = Registry([LOOKUP])
         journal, past = ShardJournal.open(root, 0, TermId(1, term), now_ms=self.now_ms)
@@ -92,7 +94,7 @@ class HostedShard:
         rules = ShardRules("q", settings, registry, lambda: self.now_ms)
         self.shard = Shard(rules, journal, Sessions(self.store, 1 << 20), Intake(None))
         self.shard.fold(past)
-        self.flusher = Flusher(lambda: [self.shard], lambda shard, error: shard.fail(error))
+        self.flusher = Flusher(lambda: [self.shard], self._broken)
         self.runner = EffectRunner(
             self.shard,
             Services(
@@ -107,6 +109,10 @@ class HostedShard:
         )
         self.flushing = asyncio.get_running_loop().create_task(self.flusher.run())
         self.shard.appended = self.flusher.wake
+
+    def _broken(self, shard: Shard, error: BaseException) -> None:
+        shard.fail(error if isinstance(error, HermesError) else HermesError(str(error)))
+        self.broken.append(error)
 
     def resume(self) -> None:
         for session_id in list(self.shard.sessions.live):

@@ -12,18 +12,19 @@ import logging
 import os
 import secrets
 import shutil
-import signal
 import sys
 import tempfile
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from urllib.parse import urlparse
 
 import msgspec
 import uvloop
+from py4j.protocol import Py4JError
 from pyspark import SparkContext
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from hermes_spark.errors import HermesError, SettingsError, StartError
@@ -35,13 +36,14 @@ from hermes_spark.host.shard import Shard, ShardRules
 from hermes_spark.host.wire import HostExit, HostPayload, unpack
 from hermes_spark.llm.tokenizer import ChatTokenizer
 from hermes_spark.llm.triton import TritonModel
-from hermes_spark.settings import ModelSettings, Settings, load, to_json, validate
+from hermes_spark.settings import ModelSettings, Settings, load, local_path, to_json, validate
 from hermes_spark.settings import from_json as settings_from_json
 from hermes_spark.state.journal import JournalReader, ShardJournal
 from hermes_spark.state.records import Position, TermId
 from hermes_spark.state.rocksdb import RocksMemory, RocksStore
 from hermes_spark.state.storage import Storage
-from hermes_spark.streaming.commit import CommitLog
+from hermes_spark.streaming.commit import Commit, CommitLog
+from hermes_spark.streaming.epochs import DriverClaim, Rival
 from hermes_spark.streaming.fleet import Fleet
 from hermes_spark.streaming.launcher import SparkHostLauncher
 from hermes_spark.streaming.orchestrator import BatchParts, Orchestrator
@@ -51,6 +53,8 @@ from hermes_spark.streaming.progress import write_progress
 from hermes_spark.streaming.publish import ConsoleSink, ParquetSink, Sink
 from hermes_spark.streaming.query import Ended, start, watch
 from hermes_spark.streaming.source import open_source
+from hermes_spark.streaming.spark_log import settle
+from hermes_spark.streaming.stop_signals import StopSignals
 from hermes_spark.telemetry import JsonLines, configure_logging
 from hermes_spark.tools.http import HttpToolCaller
 from hermes_spark.tools.registry import Registry
@@ -76,6 +80,9 @@ def stream_agent() -> int:
         return _say(2, exc)
     except HermesError as exc:
         return _say(1, exc)
+    except (PySparkException, Py4JError) as exc:
+        log.exception("the query failed")
+        return _say(1, HermesError(f"the query failed: {str(exc).strip().partition(chr(10))[0]}"))
     finally:
         spark.stop()
     print(f"hermes-spark: ended ({ended.reason})", file=sys.stderr)  # noqa: T201 - the job's last word
@@ -98,42 +105,54 @@ def read_settings(environment: Mapping[str, str], spark_conf: Mapping[str, str])
 
 def run_job(spark: SparkSession, settings: Settings) -> Ended:
     """Start hosts and query, and return when the query has ended well. Raises `HermesError`s."""
-    asked = _StopSignals()
-    context = spark.sparkContext
-    slots = _preflight(context, settings)
+    asked = StopSignals()
+    checkpoint = local_path(settings.checkpoint, "checkpoint")
+    state_path = local_path(settings.state.path or f"{settings.checkpoint}/hermes", "state.path")
+    storage = Storage.at(str(state_path))
+    rival = Rival(storage)
+    slots = _preflight(spark.sparkContext, settings)
     frame = open_source(spark, settings)
-    state_path = _local(settings.state.path or f"{settings.checkpoint}/hermes", "state.path")
-    commits = CommitLog(Storage.at(str(state_path)))
-    meta = commits.meta(settings.state.shards)
-    epoch = commits.claim_epoch()
-    last = commits.last()
-    log.info("query %s, epoch %d: %d hosts, %d slots for batches", meta.query_id, epoch, slots.hosts, slots.tasks)
-    fleet = _fleet(context, settings, meta.query_id, epoch, state_path)
+    commits = CommitLog(storage)
+    query_id = commits.meta(settings.state.shards).query_id
+    rival.check()
+    claim = DriverClaim.take(storage)
+    log.info("query %s, epoch %d: %d hosts, %d slots for batches", query_id, claim.epoch, slots.hosts, slots.tasks)
+    fleet = _fleet(spark.sparkContext, settings, query_id, claim.epoch, state_path)
+    claim.keep_beating(fleet.fail)
     try:
-        view = CommittedView({}, {}) if last is None else CommittedView(last.positions, last.ends)
-        fleet.start(slots.hosts, settings.state.shards, view)
-        directory = settings.telemetry.turn_log
+        fleet.start(slots.hosts, settings.state.shards, _view(commits.last()))
         orchestrator = Orchestrator(
             BatchParts(
                 settings=settings,
-                query_id=meta.query_id,
-                epoch=epoch,
+                query_id=query_id,
+                epoch=claim.epoch,
+                look=claim.look,
                 fleet=fleet,
                 commits=commits,
-                checkpoint=Storage.at(str(_local(settings.checkpoint, "checkpoint"))),
+                checkpoint=Storage.at(str(checkpoint)),
+                settle=partial(settle, checkpoint),
                 readers={shard: JournalReader(state_path, shard) for shard in range(settings.state.shards)},
                 sinks=_sinks(settings),
                 tasks=slots.tasks,
-                batch_log=JsonLines(directory, f"batches-{epoch}.jsonl") if directory else None,
+                batch_log=_measurements(settings, f"batches-{claim.epoch}"),
             )
         )
         query = start(frame, settings, orchestrator)
         ended = watch(query, settings, orchestrator, asked)
-        if directory:
-            write_progress(query, JsonLines(directory, f"progress-{epoch}.jsonl"))
+        write_progress(query, _measurements(settings, f"progress-{claim.epoch}"))
         return ended
     finally:
         fleet.stop()
+        claim.end()
+
+
+def _view(last: Commit | None) -> CommittedView:
+    return CommittedView({}, {}) if last is None else CommittedView(last.positions, last.ends)
+
+
+def _measurements(settings: Settings, name: str) -> JsonLines | None:
+    directory = settings.telemetry.turn_log
+    return JsonLines(directory, f"{name}.jsonl") if directory else None
 
 
 def _preflight(context: SparkContext, settings: Settings) -> Slots:
@@ -188,37 +207,9 @@ def _sinks(settings: Settings) -> list[Sink]:
     return sinks
 
 
-def _local(location: str, setting: str) -> Path:
-    """A path of this machine from a path or a `file:` URL. Raises `SettingsError` for anything else."""
-    url = urlparse(location)
-    if url.scheme not in ("", "file"):
-        raise SettingsError(
-            f"{setting} is {location}; this version keeps its state on a local disk: give a directory of this machine"
-        )
-    return Path(url.path).absolute()
-
-
 def _say(status: int, exc: HermesError) -> int:
     print(f"hermes-spark: {exc}", file=sys.stderr)  # noqa: T201 - the sentence is the interface
     return status
-
-
-class _StopSignals:
-    """SIGTERM and SIGINT ask the query to drain and stop; a second one ends the process at once."""
-
-    def __init__(self) -> None:
-        self._asked = False
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._ask)
-
-    def __call__(self) -> bool:
-        return self._asked
-
-    def _ask(self, number: int, frame: object) -> None:
-        if self._asked:
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
-        self._asked = True
 
 
 # ---------------------------------------------------------------------- an agent host

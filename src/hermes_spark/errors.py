@@ -14,6 +14,7 @@
     │   ├── CheckpointMismatch   Spark's checkpoint and ours, or the settings, do not belong together
     │   ├── JournalCorrupt       a journal file is damaged where no crash can have damaged it
     │   ├── StorageFull          no space is left for state
+    │   ├── Superseded           a newer driver has taken the checkpoint over
     │   └── Fenced               a newer owner has taken this shard; drop everything held for it
     ├── HandoffError             a micro-batch could not hand its events over within its bound
     ├── Stopped                  a batch was not begun because the job is ending; no fault
@@ -81,6 +82,10 @@ class JournalCorrupt(StateError):
 
 class StorageFull(StateError):
     """No space is left on the device that holds the state."""
+
+
+class Superseded(StateError):
+    """A newer driver has claimed this checkpoint; this one must neither commit nor publish any more."""
 
 
 class Fenced(StateError):

@@ -38,10 +38,6 @@ def test_a_damaged_object_names_itself(storage: Storage) -> None:
         CommitLog(storage).last()
 
 
-def test_every_driver_gets_an_epoch_of_its_own(storage: Storage) -> None:
-    assert [CommitLog(storage).claim_epoch() for _ in range(12)] == list(range(1, 13))
-
-
 def test_what_is_stored_counts_not_what_is_put(storage: Storage) -> None:
     log = CommitLog(storage)
     assert log.put(a_commit(4, lsn=7)).positions[0].lsn == 7

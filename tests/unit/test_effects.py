@@ -4,7 +4,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from hermes_spark.errors import ModelUnavailable
+from hermes_spark.errors import ModelUnavailable, StorageFull
 from hermes_spark.llm.client import Completion, CompletionRequest
 from hermes_spark.settings import AgentSettings, Settings
 from hermes_spark.state.records import Completed, Intent, Outcome, Rejected, Returned, Taken
@@ -193,3 +193,20 @@ async def test_a_loop_of_calls_is_cut_off_with_a_forced_answer(tmp_path: Path, t
     assert [bool(request.tools) for request in model.requests] == [True, True, False]
     assert hosted.outcomes[0].reply == "enough"
     await hosted.crash()
+
+
+async def test_a_store_that_cannot_be_written_ends_the_shard_and_nobody_waits_for_ever(
+    tmp_path: Path, tools: ScriptedTools, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hosted = HostedShard(tmp_path, 1, ScriptedModel(one_call_then_answer), tools, Settings())
+
+    def full(changes: object, position: object) -> None:
+        raise StorageFull("no space at /cache")
+
+    monkeypatch.setattr(hosted.store, "write", full)
+    hosted.say("a", "hi", 1)
+    await hosted.until(lambda: bool(hosted.broken))
+    assert isinstance(hosted.broken[0], StorageFull)
+    assert not hosted.flushing.done()
+    with pytest.raises(StorageFull):
+        await asyncio.wait_for(hosted.shard.durable(), 10)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-from hermes_spark.errors import HandoffError, HostError, StartError, StorageFull
+from hermes_spark.errors import Fenced, HandoffError, HermesError, HostError, StartError, StorageFull
 from hermes_spark.events import Row
 from hermes_spark.host.wire import (
     Assignment,
@@ -40,6 +41,9 @@ class ThreadHost:
         self.terms: dict[int, TermId] = {}
         self.seen: list[Assignment] = []
         self.opens = launcher.opens
+        self.launcher = launcher
+        self.driver = payload.driver
+        self.barrier_error: HermesError | None = None
         self._ended = ended
         self.server = WireServer("127.0.0.1", TOKEN, self)
         client = WireClient(payload.driver, TOKEN)
@@ -52,10 +56,14 @@ class ThreadHost:
     def act(self, action: str, body: bytes) -> bytes:
         if action == "assign":
             assignment = unpack(body, Assignment)
+            if trouble := self.launcher.take_trouble():
+                raise trouble
             if not self.opens:
                 raise StorageFull("no space at /state; free some")
             self.seen.append(assignment)
             self.terms.update(assignment.terms)
+        if action == "barrier" and self.barrier_error is not None:
+            raise self.barrier_error
         if action == "stop":
             threading.Timer(0.05, self.die).start()
         positions = tuple(ShardPosition(s, Position(5, t, "")) for s, t in sorted(self.terms.items()))
@@ -72,6 +80,11 @@ class Launcher:
         self.refuses: set[int] = set()
         self.dies_at_once = False
         self.opens = True
+        self.trouble: HermesError | None = None
+
+    def take_trouble(self) -> HermesError | None:
+        trouble, self.trouble = self.trouble, None
+        return trouble
 
     def launch(self, index: int, payload: bytes, ended: Callable[[HostExit], None]) -> None:
         if index in self.refuses:
@@ -203,3 +216,49 @@ def test_errors_keep_their_class_over_the_wire(fleet: Fleet, launcher: Launcher)
     with pytest.raises(StorageFull, match="no space"):
         client.act("x", b"", 5)
     server.shutdown()
+
+
+def test_a_host_that_spark_itself_started_again_gets_its_shards(fleet: Fleet, launcher: Launcher) -> None:
+    fleet.start(1, 2, CommittedView({}, {}))
+    before, first = fleet.ownership().terms, launcher.of(0)
+    payload = HostPayload(0, TOKEN, first.driver, "", "q", "/state", b"{}")
+    ThreadHost(payload, lambda exit_: None, launcher)
+    deadline = time.monotonic() + 10
+    while launcher.of(0).terms.keys() != {0, 1} and time.monotonic() < deadline:
+        time.sleep(0.01)
+    fleet.wait_ready(5)
+    after = fleet.ownership()
+    assert after.addresses[0] == launcher.of(0).server.address
+    assert all(after.terms[shard] > before[shard] for shard in (0, 1))
+
+
+def test_a_host_that_cannot_open_its_shards_is_started_again(fleet: Fleet, launcher: Launcher) -> None:
+    launcher.trouble = HostError("the cache cannot be made")
+    fleet.start(1, 2, CommittedView({}, {}))
+    assert len(launcher.hosts) == 2
+    assert set(fleet.ownership().addresses) == {0, 1}
+
+
+def test_what_ends_a_host_while_it_is_asked_does_not_end_the_query(fleet: Fleet, launcher: Launcher) -> None:
+    fleet.start(1, 2, CommittedView({}, {}))
+    host = launcher.of(0)
+    host.barrier_error = Fenced("the shard was closed")
+    threading.Timer(0.2, host.die).start()
+    assert len(fleet.barrier(10)) == 1
+
+
+def test_an_error_without_words_is_still_one(launcher: Launcher) -> None:
+    server = WireServer("127.0.0.1", TOKEN, _Wordless())
+    client = WireClient(server.address, TOKEN)
+    with pytest.raises(HostError, match="failed"):
+        client.act("barrier", b"", 5)
+    client.close()
+    server.shutdown()
+
+
+class _Wordless:
+    def offer(self, header: OfferHeader, rows: Sequence[Row]) -> OfferAnswer:
+        raise TimeoutError
+
+    def act(self, action: str, body: bytes) -> bytes:
+        raise TimeoutError

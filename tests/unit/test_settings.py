@@ -23,6 +23,7 @@ from hermes_spark.settings import (
     as_dict,
     from_json,
     load,
+    local_path,
     to_json,
     validate,
 )
@@ -281,3 +282,21 @@ def test_all_problems_are_told_at_once():
     assert "checkpoint" in message
     assert "state.shards" in message
     assert "tools.timeout_s" in message
+
+
+@pytest.mark.parametrize(
+    ("location", "path"),
+    [
+        ("/data/a#b", "/data/a#b"),
+        ("/data/a?b", "/data/a?b"),
+        ("file:///data/my%20x", "/data/my x"),
+        ("/data/%20", "/data/%20"),
+    ],
+)
+def test_a_local_path_is_taken_as_it_is_and_a_url_is_decoded(location: str, path: str) -> None:
+    assert local_path(location, "checkpoint") == Path(path)
+
+
+def test_a_path_elsewhere_is_refused_with_the_settings_name() -> None:
+    with pytest.raises(SettingsError, match=r"state\.path is hdfs://host/x"):
+        local_path("hdfs://host/x", "state.path")

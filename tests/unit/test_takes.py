@@ -4,6 +4,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from hermes_spark.errors import StateError
 from hermes_spark.events import Coordinates, Row
 from hermes_spark.host import takes
 from hermes_spark.host.effects import EffectRunner
@@ -20,9 +21,13 @@ TERM = TermId(1, 1)
 class OneShard:
     def __init__(self, hosted: HostedShard) -> None:
         self.hosted = hosted
+        self.errors: list[BaseException] = []
 
     def owned(self, shard: int, term: TermId | None) -> tuple[Shard, EffectRunner] | None:
         return (self.hosted.shard, self.hosted.runner) if (shard, term) == (0, TERM) else None
+
+    def broken(self, shard: Shard, error: BaseException) -> None:
+        self.errors.append(error)
 
     @property
     def open_turns(self) -> int:
@@ -120,3 +125,25 @@ async def test_pressure_never_holds_up_a_cancel(
     tools.gate.set()
     await hosted.until(lambda: any(outcome.status == "cancelled" for outcome in hosted.outcomes))
     await hosted.crash()
+
+
+async def test_a_store_that_cannot_be_read_is_reported_to_the_host(
+    hosted: HostedShard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreadable(session_id: str) -> bytes:
+        raise StateError("the database is gone")
+
+    monkeypatch.setattr(hosted.store, "get", unreadable)
+    owner = OneShard(hosted)
+    with pytest.raises(StateError):
+        await Offers(owner, HostSettings()).take(header(1), rows(message("a")))
+    assert [str(error) for error in owner.errors] == ["the database is gone"]
+
+
+async def test_offers_do_not_wait_for_room_on_a_host_that_ends(hosted: HostedShard) -> None:
+    offers = Offers(OneShard(hosted), HostSettings(max_open_turns=0))
+    waiting = asyncio.ensure_future(offers.take(header(1), rows(message("a"))))
+    await asyncio.sleep(0)
+    offers.close()
+    answer = await asyncio.wait_for(waiting, takes.WAIT_S / 2)
+    assert answer.untaken == (0,)

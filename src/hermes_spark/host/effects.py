@@ -97,6 +97,8 @@ class EffectRunner:
         try:
             await (self._complete(effect) if isinstance(effect, Complete) else self._call(effect))
         except StateError:
+            if self._shard.failure is None:
+                raise
             # The shard has failed and says so itself; whatever this effect was doing no longer counts.
             log.info("effect dropped with its shard: turn %s", effect.turn_id)
 

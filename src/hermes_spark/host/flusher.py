@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
-from hermes_spark.errors import HermesError, StateError
 from hermes_spark.host.shard import Shard
 from hermes_spark.state.journal import flush_all
 
@@ -14,7 +13,7 @@ from hermes_spark.state.journal import flush_all
 class Flusher:
     """Runs rounds for as long as there is something to write. At most one round, so one group per shard, is under way."""
 
-    def __init__(self, shards: Callable[[], Iterable[Shard]], failed: Callable[[Shard, HermesError], None]) -> None:
+    def __init__(self, shards: Callable[[], Iterable[Shard]], failed: Callable[[Shard, BaseException], None]) -> None:
         self._shards = shards
         self._failed = failed
         self._wake = asyncio.Event()
@@ -40,6 +39,10 @@ class Flusher:
         self._stopping = True
         self._wake.set()
 
+    def exclusive(self) -> asyncio.Lock:
+        """Held while no round is under way: for closing a journal, which must not be flushed meanwhile."""
+        return self._one_round
+
     async def round(self) -> None:
         """Write and sync all groups that wait now, and tell the shards."""
         async with self._one_round:
@@ -52,10 +55,9 @@ class Flusher:
                 shard = live[flushed.group.journal]
                 try:
                     flushed.group.journal.confirm(flushed)
-                except StateError as exc:
-                    self._failed(shard, exc)
-                else:
                     shard.flushed()
+                except Exception as exc:  # whatever it is, the other shards' groups are durable and must hear of it
+                    self._failed(shard, exc)
 
     def close(self) -> None:
         """End the disk thread after its round."""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine, Sequence
 
 import msgspec
 
-from hermes_spark.errors import HermesError, HostAbsent, HostError
+from hermes_spark.errors import HermesError, HostAbsent, HostError, StateError
 from hermes_spark.events import Row, shard_of
 from hermes_spark.host.effects import EffectRunner, Services
 from hermes_spark.host.flusher import Flusher
@@ -63,8 +63,10 @@ class AgentHost:
         self._owned: dict[int, tuple[TermId, Shard, EffectRunner]] = {}
         self._stopped: asyncio.Future[HostExit] = self._loop.create_future()
         self.services = make_services(self)
-        self._flusher = Flusher(lambda: [shard for _, shard, _ in self._owned.values()], self._shard_failed)
+        self._flusher = Flusher(lambda: [shard for _, shard, _ in self._owned.values()], self.broken)
         self._offers = Offers(self, self.services.settings.host)
+        self._one_assignment = asyncio.Lock()
+        self._logging: set[asyncio.Task[None]] = set()
         turn_log = self.services.settings.telemetry.turn_log
         self._turn_log = JsonLines(turn_log, f"turns-{payload.index}-{os.getpid()}.jsonl") if turn_log else None
 
@@ -73,6 +75,7 @@ class AgentHost:
         parent = os.getppid()
         server = WireServer(self._payload.address or local_address(self._payload.driver), self._payload.token, self)
         flushing = self._loop.create_task(self._flusher.run())
+        flushing.add_done_callback(self._flusher_ended)
         watching = self._loop.create_task(self._watch_parent(parent))
         self._loop.add_signal_handler(signal.SIGHUP, self._hang_up)
         try:
@@ -81,9 +84,11 @@ class AgentHost:
         finally:
             watching.cancel()
             self._flusher.stop()
-            await flushing
+            await asyncio.wait([flushing])
+            self._offers.close()
             await self._let_go()
-            server.shutdown()
+            # Off the loop: it waits for requests under way, and those end on the loop.
+            await self._loop.run_in_executor(None, server.shutdown)
 
     # ------------------------------------------------------------------ requests, on Flight's threads
 
@@ -132,7 +137,9 @@ class AgentHost:
         """Note an outcome: make room known, and log it once durable."""
         self._offers.turn_ended()
         if self._turn_log is not None:
-            self._loop.create_task(self._log_durable(outcome))
+            task = self._loop.create_task(self._log_durable(outcome))
+            self._logging.add(task)
+            task.add_done_callback(self._logging.discard)
 
     def failed(self, error: BaseException) -> None:
         """A fault that no turn can survive: end with it."""
@@ -142,12 +149,18 @@ class AgentHost:
         self._end(HostExit(name, message))
 
     async def _assign(self, assignment: Assignment) -> Barrier:
+        async with self._one_assignment:
+            await self._open(assignment)
+        return await self._barrier()
+
+    async def _open(self, assignment: Assignment) -> None:
         for number, term in sorted(assignment.terms.items()):
             held = self._owned.get(number)
             if held is not None and held[0] >= term:
                 raise HostError(f"shard {number} is held here under term {held[0]}; {term} is not newer")
             if held is not None:
-                self._drop(number)
+                async with self._flusher.exclusive():
+                    self._drop(number)
             committed = assignment.committed.get(number, Position())
             shard = await self._loop.run_in_executor(None, self._open_shard, number, term, committed, assignment.ends)
             shard.appended = self._flusher.wake
@@ -155,7 +168,6 @@ class AgentHost:
             self._owned[number] = (term, shard, runner)
             for session_id in list(shard.sessions.live):
                 runner.drive(session_id)
-        return await self._barrier()
 
     async def _barrier(self) -> Barrier:
         positions = []
@@ -177,12 +189,22 @@ class AgentHost:
     async def _log_durable(self, outcome: Outcome) -> None:
         held = self._owned.get(shard_of(outcome.session_id, self.services.settings.state.shards))
         if held is not None and self._turn_log is not None:
-            await held[1].durable()
+            try:
+                await held[1].durable()
+            except StateError:
+                return  # an outcome that never became durable
             self._turn_log.write(turn_id=outcome.turn_id, status=outcome.status, ts=outcome.event_ts_ms)
 
-    def _shard_failed(self, shard: Shard, error: HermesError) -> None:
-        shard.fail(error)
+    def broken(self, shard: Shard, error: BaseException) -> None:
+        """A shard cannot go on: whoever waits for it hears of it, and the host ends."""
+        if shard.failure is None:
+            name = type(error).__name__
+            shard.fail(error if isinstance(error, HermesError) else HostError(f"internal fault: {name}"))
         self.failed(error)
+
+    def _flusher_ended(self, flushing: asyncio.Task[None]) -> None:
+        if not flushing.cancelled() and (error := flushing.exception()) is not None:
+            self.failed(error)
 
     def _drop(self, number: int) -> None:
         _, shard, runner = self._owned.pop(number)

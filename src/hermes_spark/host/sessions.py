@@ -39,6 +39,7 @@ class Sessions:
             self.live[session_id] = state
             return
         self.live.pop(session_id, None)
+        self._idle.pop(session_id, None)
         self._unwritten.pop(session_id, None)
         self._unwritten[session_id] = (lsn, encode_state(state))
         if _size(state) <= self._idle.maxsize:

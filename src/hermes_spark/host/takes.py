@@ -8,6 +8,7 @@ from typing import Protocol
 
 import msgspec
 
+from hermes_spark.errors import StateError
 from hermes_spark.events import Row
 from hermes_spark.host.effects import EffectRunner
 from hermes_spark.host.shard import Shard
@@ -44,6 +45,10 @@ class Owner(Protocol):
         """The shard and its runner if the host owns it under exactly `term`."""
         ...
 
+    def broken(self, shard: Shard, error: BaseException) -> None:
+        """The shard cannot go on."""
+        ...
+
     @property
     def open_turns(self) -> int:
         """Sessions with an open turn or a waiting event."""
@@ -62,12 +67,18 @@ class Offers:
         self._owner = owner
         self._settings = settings
         self._room = asyncio.Event()
+        self._closed = False
         self.ended = 0
         """Turns ended since the start."""
 
     def turn_ended(self) -> None:
         """A turn has ended, so there may be room."""
         self.ended += 1
+        self._room.set()
+
+    def close(self) -> None:
+        """The host ends: offers that wait for room go back to their senders."""
+        self._closed = True
         self._room.set()
 
     async def take(self, header: OfferHeader, rows: Sequence[Row]) -> OfferAnswer:
@@ -104,7 +115,12 @@ class Offers:
         return OfferAnswer(counts["taken"], counts["skipped"], tuple(untaken), full, self.ended)
 
     def _take_one(self, header: OfferHeader, row: Row, shard: Shard, runner: EffectRunner) -> str:
-        record = shard.take(row, header.batch, header.spans.get(row.coordinates.partition))
+        try:
+            record = shard.take(row, header.batch, header.spans.get(row.coordinates.partition))
+        except StateError as exc:
+            # The store cannot be read, or a record was appended and not applied: only a new owner can tell what counts.
+            self._owner.broken(shard, exc)
+            raise
         if record is None:
             return "skipped"
         if isinstance(record, Taken):
@@ -117,6 +133,8 @@ class Offers:
 
     async def _has_room(self, deadline: float) -> bool:
         while self._is_full():
+            if self._closed:
+                return False
             self._room.clear()
             left_s = deadline - asyncio.get_running_loop().time()
             try:

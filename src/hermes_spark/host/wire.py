@@ -219,6 +219,8 @@ class WireClient:
         with self._asking():
             options = flight.FlightCallOptions(timeout=timeout_s, headers=self._headers)
             results = list(self._client.do_action(flight.Action(action, body), options))
+            if not results:
+                raise HostAbsent(f"{self.address} ended a request without an answer")
             return bytes(results[0].body.to_pybytes())
 
     def close(self) -> None:
@@ -283,4 +285,7 @@ def error_named(name: str, message: str) -> HermesError:
 
 
 def _first_line(exc: BaseException) -> str:
-    return str(exc).split(". Detail:", 1)[0].split(". gRPC client debug context", 1)[0].splitlines()[0]
+    return (
+        str(exc).split(". Detail:", 1)[0].split(". gRPC client debug context", 1)[0].partition("\n")[0]
+        or type(exc).__name__
+    )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import unquote, urlparse
 
 from hermes_spark.errors import SettingsError
 from hermes_spark.settings.load import Scalar, as_dict
@@ -138,3 +140,13 @@ def _contradictions(settings: Settings) -> Iterator[str]:
 def _is_host_and_port(url: str) -> bool:
     match = _HOST_AND_PORT.fullmatch(url)
     return match is not None and 1 <= int(match[2]) <= 65_535
+
+
+def local_path(location: str, setting: str) -> Path:
+    """A path of this machine from a path or a `file:` URL. Raises `SettingsError` for anything else."""
+    url = urlparse(location)
+    if url.scheme not in ("", "file"):
+        raise SettingsError(
+            f"{setting} is {location}; this version keeps its state on a local disk: give a directory of this machine"
+        )
+    return Path(unquote(url.path) if url.scheme else location).absolute()

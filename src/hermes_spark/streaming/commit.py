@@ -3,7 +3,6 @@
 Objects in the state's storage::
 
     meta.json            format, query id, shard count, routing version: written once, compared at every start
-    epochs/<e>.json      one per driver, by put-if-absent
     commits/<batch>.json batch N = these source offsets + these journal positions; the commit point
 
 Whatever a put answers, the stored record is read back and counts.
@@ -12,9 +11,6 @@ Whatever a put answers, the stored record is read back and counts.
 from __future__ import annotations
 
 import hashlib
-import os
-import socket
-import time
 import uuid
 from typing import Protocol, TypeVar
 
@@ -60,15 +56,6 @@ class Meta(msgspec.Struct, frozen=True):
     routing: int
 
 
-class Epoch(msgspec.Struct, frozen=True):
-    """One driver's claim."""
-
-    epoch: int
-    node: str
-    pid: int
-    time_ms: int
-
-
 class Commit(msgspec.Struct, frozen=True):
     """Batch N: everything up to `positions` belongs to batches up to N."""
 
@@ -94,7 +81,7 @@ class Commit(msgspec.Struct, frozen=True):
 
 
 class CommitLog:
-    """Reads and writes the three kinds of objects."""
+    """Reads and writes both kinds of objects."""
 
     def __init__(self, storage: ObjectStorage) -> None:
         self._storage = storage
@@ -124,15 +111,6 @@ class CommitLog:
                 "run the version that wrote it"
             )
         return meta
-
-    def claim_epoch(self) -> int:
-        """Claim the next driver epoch."""
-        while True:
-            keys = self._storage.list("epochs/")
-            epoch = 1 + max((int(key.rsplit("/", 1)[1].removesuffix(".json")) for key in keys), default=0)
-            claim = Epoch(epoch, socket.gethostname(), os.getpid(), time.time_ns() // 1_000_000)
-            if self._storage.put_if_absent(f"epochs/{epoch:010d}.json", msgspec.json.encode(claim)):
-                return epoch
 
     def last(self) -> Commit | None:
         """The newest commit, or None before the first."""
@@ -175,6 +153,15 @@ def check_succession(last: Commit | None, batch: int, source: str) -> None:
         raise CheckpointMismatch(
             f"Spark replays batch {batch} with other offsets than the stored commit of that batch stands for; the two do "
             "not belong together: restore both from the same moment, or start on a new checkpoint"
+        )
+
+
+def check_stored(stored: Commit, wanted: Commit) -> None:
+    """What is stored counts, but only if it stands for the same rows. Raises `CheckpointMismatch` otherwise."""
+    if stored.source != wanted.source:
+        raise CheckpointMismatch(
+            f"commits/{wanted.batch} was stored by driver {stored.epoch} for other offsets than driver {wanted.epoch} has; "
+            "Spark's checkpoint is used by two jobs, or was replaced: give each job a checkpoint of its own"
         )
 
 

@@ -33,14 +33,13 @@ from hermes_spark.host.wire import (
 )
 from hermes_spark.settings import HostSettings
 from hermes_spark.state.records import TermId
+from hermes_spark.streaming.fleet_host import STOP_TIMEOUT_S, FleetHost, tell_to_stop
 from hermes_spark.streaming.launcher import HostLauncher
 from hermes_spark.streaming.ownership import CommittedView, DriverPlace, Ownership
 
 log = logging.getLogger(__name__)
 
 ASSIGN_TIMEOUT_S = 80.0
-BARRIER_TIMEOUT_S = 15.0
-STOP_TIMEOUT_S = 5.0
 LASTING_FAULTS = frozenset(
     {"StorageFull", "JournalCorrupt", "CheckpointMismatch", "SettingsError", "StartError", "ModelContractError"}
 )
@@ -48,15 +47,6 @@ LASTING_FAULTS = frozenset(
 QUICK_DEATHS = 5
 """A host that dies so often in a row, each time before it was ready for `QUICK_S`, ends the query."""
 QUICK_S = 5.0
-
-
-class _Host(msgspec.Struct):
-    index: int
-    state: str = "launched"
-    registration: Registration | None = None
-    client: WireClient | None = None
-    since: float = 0.0
-    quick_deaths: int = 0
 
 
 class Fleet:
@@ -71,13 +61,14 @@ class Fleet:
         self._place = place
         self._counter = itertools.count(1)
         self._changed = threading.Condition()
-        self._hosts: list[_Host] = []
+        self._hosts: list[FleetHost] = []
         self._owner: dict[int, int] = {}
         self._terms: dict[int, TermId] = {}
         self._ready: set[int] = set()
         self._committed = CommittedView({}, {})
         self._fault: HermesError | None = None
         self._stopping = False
+        self._assign_error = ""
         self._server: WireServer | None = None
 
     # ------------------------------------------------------------------ life
@@ -91,7 +82,7 @@ class Fleet:
         self._committed = committed
         self._server = WireServer(self._place.address, self._payload.token, self)
         self._payload = msgspec.structs.replace(self._payload, driver=self._server.address)
-        self._hosts = [_Host(index, since=time.monotonic()) for index in range(hosts)]
+        self._hosts = [FleetHost(index, since=time.monotonic()) for index in range(hosts)]
         self._owner = {shard: shard % hosts for shard in range(shards)}
         for host in self._hosts:
             self._launch(host)
@@ -103,10 +94,7 @@ class Fleet:
             self._stopping = True
             told = [(host, host.client) for host in self._hosts if host.client is not None]
         for _, client in told:
-            try:
-                client.act("stop", b"", STOP_TIMEOUT_S)
-            except HostError as exc:
-                log.info("a host was gone before it was told to stop: %s", exc)
+            tell_to_stop(client)
         deadline = time.monotonic() + STOP_TIMEOUT_S
         with self._changed:
             while any(host.state != "gone" for host, _ in told) and time.monotonic() < deadline:
@@ -152,8 +140,9 @@ class Fleet:
         while time.monotonic() < deadline:
             self.wait_ready(max(0.1, deadline - time.monotonic()))
             try:
-                answers = [self._ask_barrier(host) for host in self._owners()]
-            except HostError as exc:
+                answers = [host.barrier() for host in self._owners()]
+            except HermesError as exc:
+                # A host that is ending answers with whatever ended it; its end is dealt with where it is seen.
                 trouble = str(exc)
             else:
                 if self._believable(answers):
@@ -165,6 +154,12 @@ class Fleet:
         """Note the newest commit, for owners to come."""
         with self._changed:
             self._committed = view
+
+    def fail(self, error: HermesError) -> None:
+        """Let everything that waits for hosts end with `error`."""
+        with self._changed:
+            self._fault = self._fault or error
+            self._changed.notify_all()
 
     # ------------------------------------------------------------------ messages from hosts, on Flight's threads
 
@@ -179,6 +174,8 @@ class Fleet:
         registration = unpack(body, Registration)
         with self._changed:
             host = self._hosts[registration.index]
+            # Spark may have run the task of a dead host again by itself, before its end was seen here.
+            self._ready -= {shard for shard, owner in self._owner.items() if owner == host.index}
             host.state, host.registration = "registered", registration
             host.client = WireClient(registration.address, self._payload.token)
             host.since = time.monotonic()
@@ -188,11 +185,11 @@ class Fleet:
 
     # ------------------------------------------------------------------ inside
 
-    def _launch(self, host: _Host) -> None:
+    def _launch(self, host: FleetHost) -> None:
         payload = pack(msgspec.structs.replace(self._payload, index=host.index))
         self._launcher.launch(host.index, payload, lambda exit_: self._ended(host, exit_))
 
-    def _ended(self, host: _Host, exit_: HostExit) -> None:
+    def _ended(self, host: FleetHost, exit_: HostExit) -> None:
         with self._changed:
             was_ready = host.state == "ready" and time.monotonic() - host.since > QUICK_S
             host.quick_deaths = 0 if was_ready else host.quick_deaths + 1
@@ -212,10 +209,13 @@ class Fleet:
         if again:
             log.warning("host %d is gone (%s); starting it again", host.index, exit_.message or "no reason given")
             time.sleep(pause_s)
-            host.state = "launched"
+            with self._changed:
+                if self._stopping:
+                    return
+                host.state = "launched"
             self._launch(host)
 
-    def _assign(self, host: _Host, registration: Registration) -> None:
+    def _assign(self, host: FleetHost, registration: Registration) -> None:
         """Give a registered host its shards, each for a fresh term. On a thread of its own: opening takes a while."""
         with self._changed:
             shards = [shard for shard, owner in self._owner.items() if owner == host.index and shard not in self._ready]
@@ -230,23 +230,27 @@ class Fleet:
             return
         with self._changed:
             if host.registration == registration:
-                self._terms.update(terms)
+                self._terms.update(
+                    {s: term for s, term in terms.items() if s not in self._terms or term > self._terms[s]}
+                )
                 self._ready |= {shard for shard in shards if self._owner[shard] == host.index}
                 host.state, host.since = "ready", time.monotonic()
             self._changed.notify_all()
 
-    def _assign_failed(self, host: _Host, error: HermesError) -> None:
-        """A lasting fault ends the query; a host that died meanwhile comes back by itself."""
+    def _assign_failed(self, host: FleetHost, error: HermesError) -> None:
+        """A lasting fault ends the query; any other ends the host, which then comes back by itself."""
         log.warning("host %d could not open its shards: %s", host.index, error)
+        self._assign_error = str(error)
         if type(error).__name__ in LASTING_FAULTS:
-            with self._changed:
-                self._fault = self._fault or error
-                self._changed.notify_all()
+            self.fail(error)
+        elif (client := host.client) is not None:
+            tell_to_stop(client)
 
     def _move_abandoned(self) -> None:
         """Give shards whose host has been gone for long to hosts that are there. Called with the lock held."""
         now = time.monotonic()
         there = [host for host in self._hosts if host.state == "ready"]
+        heirs: set[int] = set()
         for host in self._hosts:
             gone = host.state in ("gone", "launched") and now - host.since > self._settings.restart_timeout_s
             abandoned = [
@@ -256,19 +260,14 @@ class Fleet:
                 log.warning("host %d did not come back; its %d shards move", host.index, len(abandoned))
                 for number, shard in enumerate(abandoned):
                     self._owner[shard] = there[number % len(there)].index
-                for heir in there:
-                    if heir.registration is not None:
-                        threading.Thread(target=self._assign, args=(heir, heir.registration), daemon=True).start()
+                heirs.update(self._owner[shard] for shard in abandoned)
+        for heir in (self._hosts[index] for index in heirs):
+            if heir.registration is not None:
+                threading.Thread(target=self._assign, args=(heir, heir.registration), daemon=True).start()
 
-    def _owners(self) -> list[_Host]:
+    def _owners(self) -> list[FleetHost]:
         with self._changed:
             return [host for host in self._hosts if host.index in set(self._owner.values())]
-
-    def _ask_barrier(self, host: _Host) -> Barrier:
-        client = host.client
-        if client is None:
-            raise HostError(f"host {host.index} is gone")
-        return unpack(client.act("barrier", b"", BARRIER_TIMEOUT_S), Barrier)
 
     def _believable(self, answers: list[Barrier]) -> bool:
         """Only answers from the newest term assigned count, and all shards must be among them."""
@@ -277,10 +276,11 @@ class Fleet:
             return newest == set(self._owner)
 
     def _missing_sentence(self, missing: list[int], timeout_s: float) -> str:
-        states = ", ".join(f"host {host.index} is {host.state}" for host in self._hosts)
+        states = [f"host {host.index} is {host.state}" for host in self._hosts]
+        trouble = [f"the last trouble was: {self._assign_error}"] if self._assign_error else []
         return (
-            f"{len(missing)} shards have no owner after {timeout_s:g} s ({states}); look for the hosts' errors in the "
-            "executor logs, or raise spark.hermes.host.start_timeout_s"
+            f"{len(missing)} shards have no owner after {timeout_s:g} s ({'; '.join(states + trouble)}); look for the "
+            "hosts' errors in the executor logs, or raise spark.hermes.host.start_timeout_s"
         )
 
     def _raise_fault(self) -> None:

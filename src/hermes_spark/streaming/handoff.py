@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 import pyarrow.compute
+from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
@@ -171,10 +172,7 @@ def hand_over(frame: DataFrame, plan: HandoffPlan, fleet: Fleet, tasks: int) -> 
     `host.start_timeout_s`, and whatever lasting fault a host ended with.
     """
     rows = _few(frame, plan)
-    if rows is None:
-        handed = _collected(frame.coalesce(tasks).mapInArrow(HandoffTask(plan), RESULT_DDL).collect())
-    else:
-        handed = _offer_all(plan, rows)
+    handed = _collected(_run_tasks(frame, plan, tasks)) if rows is None else _offer_all(plan, rows)
     deadline = time.monotonic() + plan.settings.host.start_timeout_s
     while handed.untaken:
         log.warning("batch %d: %d rows wait for the owner of their shard", plan.batch, len(handed.untaken))
@@ -184,10 +182,26 @@ def hand_over(frame: DataFrame, plan: HandoffPlan, fleet: Fleet, tasks: int) -> 
             )
         fleet.wait_ready(max(0.1, deadline - time.monotonic()))
         again = msgspec.structs.replace(plan, ownership=fleet.ownership())
-        handed = Handed(handed.taken, handed.skipped) + _offer_all(again, iter(handed.untaken))
+        round_ = _offer_all(again, iter(handed.untaken))
+        if round_.taken or round_.skipped:
+            deadline = time.monotonic() + plan.settings.host.start_timeout_s
+        handed = Handed(handed.taken, handed.skipped) + round_
         if handed.untaken:
             time.sleep(0.05)
     return handed
+
+
+def _run_tasks(frame: DataFrame, plan: HandoffPlan, tasks: int) -> list[Any]:
+    try:
+        results: list[Any] = frame.coalesce(tasks).mapInArrow(HandoffTask(plan), RESULT_DDL).collect()
+        return results
+    except PySparkException as exc:
+        # A task's error arrives as the text of its traceback.
+        mark = f"{HandoffError.__module__}.{HandoffError.__name__}: "
+        _, found, rest = str(exc).partition(mark)
+        if not found:
+            raise
+        raise HandoffError(rest.partition("\n")[0]) from None
 
 
 def _few(frame: DataFrame, plan: HandoffPlan) -> Iterator[Row] | None:
@@ -197,7 +211,7 @@ def _few(frame: DataFrame, plan: HandoffPlan) -> Iterator[Row] | None:
         return None
     try:
         return decode(frame.collect(), plan.settings.source)
-    except PySparkException as exc:
+    except (PySparkException, Py4JError) as exc:
         # Few rows can still be too many bytes (spark.driver.maxResultSize); tasks bring none of them here.
         log.warning("batch %d: collecting %d rows failed, so tasks offer them: %s", plan.batch, total, exc)
         return None

@@ -56,12 +56,14 @@ class SparkHostLauncher:
         context.setJobGroup(self._group, f"hermes agent host {index} (runs until the job ends)")
         context.setLocalProperty("callSite.short", f"agent host {index}")
         context.setLocalProperty("callSite.long", f"hermes-spark agent host {index}: owns shards and runs their turns")
+        exit_ = HostExit("HostError", "the host's task ended without a result")
         try:
             rdd = context.parallelize([payload], 1).setName(f"agent host {index}")
             exit_ = unpack(rdd.mapPartitions(partial(_host_task, self._entry)).collect()[0], HostExit)
-        except (Py4JError, PySparkException, HostError) as exc:
+        except (Py4JError, PySparkException, HostError, OSError, EOFError, LookupError) as exc:
             exit_ = HostExit("HostError", _cause(str(exc)))
-        ended(exit_)
+        finally:
+            ended(exit_)
 
 
 def _host_task(entry: str, payloads: Iterator[bytes]) -> Iterator[bytes]:

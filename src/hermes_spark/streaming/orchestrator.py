@@ -25,7 +25,7 @@ from hermes_spark.host.wire import Barrier, Span
 from hermes_spark.settings import Settings
 from hermes_spark.state.journal_reader import JournalReader
 from hermes_spark.state.records import Position, Record
-from hermes_spark.streaming.commit import Commit, CommitLog, check_succession, source_digest
+from hermes_spark.streaming.commit import Commit, CommitLog, check_stored, check_succession, source_digest
 from hermes_spark.streaming.fleet import Fleet
 from hermes_spark.streaming.handoff import Handed, HandoffPlan, hand_over
 from hermes_spark.streaming.ownership import CommittedView
@@ -46,10 +46,14 @@ class BatchParts(msgspec.Struct, frozen=True):
     settings: Settings
     query_id: str
     epoch: int
+    look: Callable[[], None]
+    """Raises `Superseded` when a newer driver is there: asked before every commit and every publish."""
     fleet: Fleet
     commits: CommitLog
     checkpoint: Reader
     """Spark's checkpoint directory."""
+    settle: Callable[[int], None]
+    """Makes what Spark wrote about a batch durable, so that a power cut leaves no commit of ours without it."""
     readers: dict[int, JournalReader]
     """By shard."""
     sinks: Sequence[Sink]
@@ -75,9 +79,9 @@ class Orchestrator:
 
     def __call__(self, frame: DataFrame, batch: int) -> None:
         """Run batch `batch`; see the module. Raises `HermesError`s, which end the query."""
-        if self.drained.is_set():
-            raise Stopped("the job is ending; this batch was not begun and is replayed at the next start")
         try:
+            if self.drained.is_set():
+                raise Stopped("the job is ending; this batch was not begun and is replayed at the next start")
             self._run(frame, batch)
         except BaseException as exc:
             # Spark passes errors on as text only; the query's owner wants the error itself.
@@ -96,12 +100,13 @@ class Orchestrator:
         source = source_digest(offsets.lines)
         check_succession(self._last, batch, source)
         watch = _Stopwatch()
-        ending = self._draining.is_set()
         self._busy = False
+        ending = False
         if self._last is None or batch > self._last.batch:
-            self._commit(frame, batch, offsets, source, watch)
+            ending = self._commit(frame, batch, offsets, source, watch)
         assert self._last is not None
         if self._last.publish:
+            parts.look()
             with watch.part("publish"):
                 self._publish(self._last)
             faults.point("driver.after_publish")
@@ -111,20 +116,24 @@ class Orchestrator:
         if ending:
             self.drained.set()
 
-    def _commit(self, frame: DataFrame, batch: int, offsets: BatchOffsets, source: str, watch: _Stopwatch) -> None:
+    def _commit(self, frame: DataFrame, batch: int, offsets: BatchOffsets, source: str, watch: _Stopwatch) -> bool:
+        """Everything up to the commit point; whether this batch has waited for turns because the job is ending."""
         parts = self._parts
         previous = read_offsets(parts.checkpoint, batch - 1)
         with watch.part("handoff"):
             handed, ends = self._hand_over(frame, batch, offsets, previous)
         faults.point("driver.after_handoff")
-        waits = parts.settings.trigger.available_now or self._draining.is_set()
+        ending = self._draining.is_set()
+        waits = parts.settings.trigger.available_now or ending
         if waits:
             with watch.part("turns"):
                 self._wait_for_turns()
         with watch.part("positions"):
             positions = self._positions()
         faults.point("driver.before_commit")
+        parts.look()
         with watch.part("commit"):
+            parts.settle(batch)
             last = self._last
             commit = Commit(
                 batch=batch,
@@ -139,8 +148,10 @@ class Orchestrator:
                 time_ms=time.time_ns() // 1_000_000,
             )
             self._last = parts.commits.put(commit)
+            check_stored(self._last, commit)
             parts.fleet.committed(CommittedView(self._last.positions, self._last.ends))
         faults.point("driver.after_commit")
+        return ending
 
     def _hand_over(
         self, frame: DataFrame, batch: int, offsets: BatchOffsets, previous: BatchOffsets | None
@@ -179,17 +190,19 @@ class Orchestrator:
     def _wait_for_turns(self) -> None:
         """Return when no turn is open; with availableNow for as long as turns end, else within `stop.drain_s`."""
         settings = self._parts.settings
-        patience_s = settings.stop.drain_s if self._draining.is_set() else settings.intake.handoff_timeout_s
-        since, ended = time.monotonic(), -1
+        since, ended, told = time.monotonic(), -1, False
         while True:
+            if self._draining.is_set() and not told:
+                since, told = time.monotonic(), True
+            patience_s = settings.stop.drain_s if told else settings.intake.handoff_timeout_s
             barriers: list[Barrier] = self._parts.fleet.barrier(BARRIER_TIMEOUT_S)
             if not sum(barrier.open_turns for barrier in barriers):
                 return
             now_ended = sum(barrier.ended for barrier in barriers)
-            if now_ended != ended and not self._draining.is_set():
+            if now_ended != ended and not told:
                 since, ended = time.monotonic(), now_ended
             if time.monotonic() - since > patience_s:
-                if self._draining.is_set():
+                if told:
                     log.warning("turns are still open after %g s; the next start continues them", patience_s)
                     return
                 raise HandoffError(f"no open turn has ended for {patience_s:g} s; is the model answering?")

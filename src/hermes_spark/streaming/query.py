@@ -57,7 +57,9 @@ def watch(query: StreamingQuery, settings: Settings, orchestrator: Orchestrator,
             reason = why
             log.info("stopping (%s): the next batch waits for open turns, commits and publishes", reason)
             orchestrator.drain()
-            orchestrator.drained.wait(settings.stop.drain_s + LAST_BATCH_S)
+            deadline = time.monotonic() + settings.stop.drain_s + LAST_BATCH_S
+            while query.isActive and time.monotonic() < deadline and not orchestrator.drained.wait(POLL_S):
+                pass
             _await_spark_commit(query)
             break
         _await_termination(query)

@@ -7,7 +7,7 @@
   `_` are not seen). File and line are an event's identity, so a name is never used again and a file never changes: write it
   under another name and rename it when it is complete. One file is one row, at most `rows.MAX_FILE_BYTES`.
 
-Events are decoded in the tasks (`rows.decode`), never in the driver. A tick makes batches happen while no events arrive,
+Events are decoded where they are handed over (`rows.decode`). A tick makes batches happen while no events arrive,
 because a batch is what publishes finished turns. `rate` and `load` tick by themselves; for `files` it is Spark's `rate` with
 its rows filtered out: one batch a second, whatever `source.tick_ms` says. A batch whose events' offsets have not moved needs
 no job; should one run all the same, Spark spends a task on the rows filtered out (it prunes no branch of a streaming plan).

@@ -1,12 +1,15 @@
-"""Reads Spark's own `offsets/<batch>` file: what a micro-batch is about to read."""
+"""Spark's own `offsets/<batch>` file: what a micro-batch is about to read."""
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Protocol
 
 import msgspec
 
 from hermes_spark.errors import CheckpointMismatch
+from hermes_spark.state.storage import storage_errors
 
 
 class Reader(Protocol):
@@ -41,3 +44,25 @@ def read_offsets(checkpoint: Reader, batch: int) -> BatchOffsets | None:
     if len(lines) < 3 or lines[0] != "v1":
         raise CheckpointMismatch(f"Spark's offsets/{batch} has a format that this version does not know: {lines[:1]}")
     return BatchOffsets(lines[2:])
+
+
+def settle(checkpoint: Path, batch: int) -> None:
+    """Sync what Spark wrote about a batch: its offsets, and the newest file of each source's own log.
+
+    Spark does not sync them itself (Hadoop's local files leave that to the system); after a power cut a commit of ours would
+    stand for a batch that Spark knows nothing of. Raises `StateError` when the disk cannot.
+    """
+    newest = (max(source.iterdir(), key=lambda path: path.stat().st_mtime_ns) for source in _sources(checkpoint))
+    with storage_errors(checkpoint):
+        for path in (checkpoint / "offsets" / str(batch), *newest):
+            for which in (path, path.parent):
+                fd = os.open(which, os.O_RDONLY)
+                try:
+                    os.fsync(fd)
+                finally:
+                    os.close(fd)
+
+
+def _sources(checkpoint: Path) -> list[Path]:
+    """The directories of sources that keep a log of their own (files do)."""
+    return [path for path in (checkpoint / "sources").glob("*") if any(path.iterdir())]
