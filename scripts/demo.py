@@ -64,7 +64,7 @@ def _run(arguments: argparse.Namespace, directory: Path, console: Console) -> in
         producer.join(10)
         if status != 0:
             raise StackError(f"the job ended with status {status}\n{job.tail()}")
-        return _report(console, directory, len(lines), tools)
+        return _report(console, directory, tools)
 
 
 def _await_start(checkpoint: Path, job: Part) -> None:
@@ -111,8 +111,9 @@ def _produce(lines: list[bytes], events: Path, rate: int) -> None:
         time.sleep(FILE_S)
 
 
-def _report(console: Console, directory: Path, events: int, tools: ToolService) -> int:
+def _report(console: Console, directory: Path, tools: ToolService) -> int:
     out = directory / "out"
+    events = sum(len(file.read_bytes().splitlines()) for file in (directory / "events").glob("*.jsonl"))
     outcomes, dead, controls = (read_table(str(out), name) for name in ("outcomes", "dead_letters", "controls"))
     executions = tools.counters()["executions"]
     summary = _summary(events, outcomes, dead, controls)
@@ -172,7 +173,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--sessions", type=int, default=60, help="sessions they belong to (default 60)")
     parser.add_argument("--rate", type=int, default=40, help="events a second (default 40)")
     parser.add_argument("--keep", help="directory to run in, kept and continued; default .state/demo, made anew")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if min(arguments.events, arguments.sessions, arguments.rate) < 1:
+        parser.error("--events, --sessions and --rate are whole numbers from 1 on")
+    return arguments
 
 
 if __name__ == "__main__":
