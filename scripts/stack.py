@@ -120,7 +120,8 @@ class Stack:
         for name, value in parameters.items():
             command += ["--set", f"{name}={value}"]
         self.stop_triton.append([str(ROOT / "scripts/triton"), "stop", *state])
-        subprocess.run(command, check=True, cwd=ROOT, timeout=600)
+        if status := subprocess.run(command, check=False, cwd=ROOT, timeout=600).returncode:
+            raise StackError(f"scripts/triton start ended with status {status}; its messages are above")
         return f"127.0.0.1:{grpc}"
 
     def tools(self, *options: str) -> ToolService:
