@@ -13,14 +13,23 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
+import pyarrow as pa
+
 from hermes_spark.agent.turn import apply
 from hermes_spark.errors import CheckpointMismatch, SettingsError
 from hermes_spark.events import ROUTING_VERSION, shard_of
 from hermes_spark.state.agent_state import AgentState
+from hermes_spark.state.arrow import AGENT_STATE, to_struct
 from hermes_spark.state.journal_reader import JournalReader
 from hermes_spark.state.records import Position, Record, Rejected, TermStarted
 from hermes_spark.state.storage import Storage
 from hermes_spark.streaming.commit import FORMAT, Commit, CommitLog, Meta
+
+SESSIONS = pa.schema([*AGENT_STATE, ("shard", pa.int32()), ("batch_id", pa.int64())])
+"""The columns of a table of sessions: the fields of the state, and where and when it was read."""
+
+ROWS = 256
+"""Sessions of one Arrow batch: a history may have 48,000 characters and more, and Arrow's texts together 2 GB."""
 
 
 class Start(NamedTuple):
@@ -76,6 +85,15 @@ class Committed:
                 states[record.session_id] = apply(states.get(record.session_id), record)
         return [states[session_id] for session_id in sorted(states)]
 
+    def tables(self, shard: int) -> Iterator[pa.RecordBatch]:
+        """The sessions of a shard as batches of `SESSIONS`, none when it has none."""
+        states = self.sessions(shard)
+        for first in range(0, len(states), ROWS):
+            some = states[first : first + ROWS]
+            columns = to_struct(some).flatten()
+            place = [pa.array([shard] * len(some), pa.int32()), pa.array([self.commit.batch] * len(some), pa.int64())]
+            yield pa.RecordBatch.from_arrays([*columns, *place], schema=SESSIONS)
+
     def session(self, session_id: str) -> AgentState:
         """One session at the commit. Raises `SettingsError` when it is not live there."""
         shard = self.shard_of(session_id)
@@ -86,7 +104,7 @@ class Committed:
                 state = apply(state, record)
         if state is None:
             raise SettingsError(
-                f"There is no session {session_id!r} at batch {self.commit.batch}; `hermes-spark state ls` lists all there are."
+                f"There is no session {session_id!r} at batch {self.commit.batch}; `hermes-spark state ls` lists them."
             )
         return state
 
