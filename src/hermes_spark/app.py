@@ -284,8 +284,3 @@ def _shard_opener(payload: HostPayload, rules: ShardRules) -> OpenShard:
 
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
-
-
-def main() -> None:
-    """The `hermes-spark` command."""
-    sys.exit(stream_agent())

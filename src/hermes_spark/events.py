@@ -212,8 +212,8 @@ def _check(wire: _WireEvent) -> None:
         raise InvalidEvent("messages holds no user message; a message event needs at least one")
     if wire.messages and wire.messages[-1].role != "user":
         raise InvalidEvent("messages ends with an assistant message; the last one must be the user's")
-    if wire.max_tokens is not None and wire.max_tokens < 1:
-        raise InvalidEvent(f"max_tokens is {wire.max_tokens}; expected 1 or more")
+    if wire.max_tokens is not None and not 1 <= wire.max_tokens < 2**63:  # columns hold no more
+        raise InvalidEvent(f"max_tokens is {wire.max_tokens}; expected 1 or more, in 64 bits with a sign")
     if wire.type == "approval" and not (wire.turn_id and wire.call_id and wire.decision):
         raise InvalidEvent("an approval needs turn_id, call_id and decision (approve or deny)")
 

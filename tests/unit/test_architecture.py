@@ -4,7 +4,8 @@
 
     jobs -> app -> streaming -> host -> agent, state, tools, llm -> messages, events, settings, faults, telemetry -> errors
 
-Also what keeps modules readable: their length, the length of their functions, and the drawn tree of the errors.
+`cli`, the command, stands where the jobs do. Also what keeps modules readable: their length, the length of their functions,
+and the drawn tree of the errors.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "streaming": BASE | PARTS | {"host"},
     "testing": BASE | PARTS | {"host"},
     "app": BASE | PARTS | {"host", "streaming"},
+    "cli": {"state", "streaming", "app"},
 }
 """Which other top-level names a top-level name may import. Everything may import `errors` and the package's `__version__`."""
 

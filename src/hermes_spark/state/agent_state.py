@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import msgspec
 
+from hermes_spark.errors import StateError
 from hermes_spark.events import Coordinates, ToolChoice
 from hermes_spark.messages import JsonObject, Message, Usage
 from hermes_spark.state.records import Limits, Taken
 
 SCHEMA_VERSION = 1
+"""Stored with every state. Raised when an older program would misread a state; a field appended with a default needs none."""
 
 NEW, SENT, DONE = "new", "sent", "done"
 
@@ -104,5 +106,20 @@ def encode_state(state: AgentState) -> bytes:
 
 
 def decode_state(data: bytes) -> AgentState:
-    """The state behind `data`. Raises `msgspec.MsgspecError` if it is none."""
-    return _decoder.decode(data)
+    """The state behind `data`, of this or an earlier version.
+
+    Raises `msgspec.MsgspecError` if it is none, and `StateError` if a later version of this program stored it.
+    """
+    return checked_version(_decoder.decode(data))
+
+
+def checked_version(state: AgentState) -> AgentState:
+    """`state`, as one of this version. Raises `StateError` if it is of a later one."""
+    if state.schema_version == SCHEMA_VERSION:
+        return state
+    if state.schema_version > SCHEMA_VERSION:
+        raise StateError(
+            f"Session {state.session_id!r} was stored with schema version {state.schema_version}, and this program reads up "
+            f"to {SCHEMA_VERSION}; run the version that stored it, or a newer one."
+        )
+    return msgspec.structs.replace(state, schema_version=SCHEMA_VERSION)

@@ -117,6 +117,20 @@ class CommitLog:
         keys = self._storage.list("commits/")
         return None if not keys else _decode(self._storage.get(keys[-1]), Commit, keys[-1])
 
+    def identity(self) -> Meta | None:
+        """The state's identity as it is stored; None before the first start. For readers: makes and checks nothing."""
+        data = self._storage.get("meta.json")
+        return None if data is None else _decode(data, Meta, "meta.json")
+
+    def batches(self) -> list[int]:
+        """The batches whose commit is kept, oldest first."""
+        return [int(key.rsplit("/", 1)[1].removesuffix(".json")) for key in self._storage.list("commits/")]
+
+    def of(self, batch: int) -> Commit | None:
+        """The commit of a batch, or None if it has none or none any more."""
+        data = self._storage.get(_key(batch))
+        return None if data is None else _decode(data, Commit, _key(batch))
+
     def put(self, commit: Commit) -> Commit:
         """Store a commit unless the batch has one, and return what is stored."""
         key = _key(commit.batch)
