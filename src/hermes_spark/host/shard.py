@@ -140,7 +140,8 @@ class Shard:
         """
         if self.failure is not None:
             raise self.failure
-        self._wanted = wanted = asyncio.get_running_loop().create_future()
+        wanted: asyncio.Future[Capture] = asyncio.get_running_loop().create_future()
+        self._wanted = wanted
         self._answer_capture()
         return await wanted
 
