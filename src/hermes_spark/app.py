@@ -11,7 +11,6 @@ import gc
 import logging
 import os
 import secrets
-import shutil
 import sys
 import tempfile
 import time
@@ -30,16 +29,14 @@ from pyspark.sql import SparkSession
 from hermes_spark.errors import HermesError, SettingsError, StartError
 from hermes_spark.host.effects import Services
 from hermes_spark.host.host import AgentHost, OpenShard
-from hermes_spark.host.intake import Intake
-from hermes_spark.host.sessions import Sessions
-from hermes_spark.host.shard import Shard, ShardRules
+from hermes_spark.host.opening import ShardOpener
+from hermes_spark.host.shard import ShardRules
 from hermes_spark.host.wire import HostExit, HostPayload, unpack
 from hermes_spark.llm.tokenizer import ChatTokenizer
 from hermes_spark.llm.triton import TritonModel
 from hermes_spark.settings import ModelSettings, Settings, load, local_path, to_json, validate
 from hermes_spark.settings import from_json as settings_from_json
-from hermes_spark.state.journal import JournalReader, ShardJournal
-from hermes_spark.state.records import Position, TermId
+from hermes_spark.state.journal import JournalReader
 from hermes_spark.state.rocksdb import RocksMemory, RocksStore
 from hermes_spark.state.storage import Storage
 from hermes_spark.streaming.commit import Commit, CommitLog
@@ -262,24 +259,10 @@ def _shard_opener(payload: HostPayload, rules: ShardRules) -> OpenShard:
     memory = RocksMemory(settings.block_cache_bytes, settings.write_buffer_bytes)
     local = Path(settings.local_path or Path(tempfile.gettempdir()) / "hermes-spark") / payload.query_id
 
-    def open_shard(number: int, term: TermId, committed: Position, ends: dict[str, int]) -> Shard:
-        journal, past = ShardJournal.open(
-            Path(payload.state_path), number, term, now_ms=_now_ms(), known_end=committed.lsn
-        )
-        directory = local / str(number)
-        shutil.rmtree(directory, ignore_errors=True)
-        store = RocksStore(
-            directory / f"{term.epoch}-{term.counter}",
-            shared=memory,
-            shards=settings.shards,
-            max_open_files=settings.max_open_files,
-        )
-        intake = Intake(ends if rules.settings.source.has_offsets else None)
-        shard = Shard(rules, journal, Sessions(store, settings.cache_bytes // settings.shards), intake)
-        shard.fold(past)
-        return shard
+    def open_store(path: Path) -> RocksStore:
+        return RocksStore(path, shared=memory, shards=settings.shards, max_open_files=settings.max_open_files)
 
-    return open_shard
+    return ShardOpener(Path(payload.state_path), local, rules, open_store, Storage.at(payload.state_path))
 
 
 def _now_ms() -> int:

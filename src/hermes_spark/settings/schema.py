@@ -105,6 +105,15 @@ class StateSettings(_Section, frozen=True):
     """Decoded-state cache of idle sessions, per host, in encoded bytes."""
 
 
+class SnapshotSettings(_Section, frozen=True):
+    """Snapshots of shards, so that a restart need not read the whole journal."""
+
+    every_commits: int = 300
+    """A shard that has changed gets one after so many commits; 0: never for that reason."""
+    every_records: int = 5_000
+    """Or when so many records lie behind the last one; 0: never for that reason."""
+
+
 class AgentSettings(_Section, frozen=True):
     """Bounds of a turn (`state.records.Limits`) and what the model is told first."""
 
@@ -186,6 +195,7 @@ class Settings(_Section, frozen=True):
     host: HostSettings = HostSettings()
     intake: IntakeSettings = IntakeSettings()
     state: StateSettings = StateSettings()
+    snapshot: SnapshotSettings = SnapshotSettings()
     agent: AgentSettings = AgentSettings()
     model: ModelSettings = ModelSettings()
     tools: ToolSettings = ToolSettings()

@@ -40,6 +40,19 @@ class JournalReader:
         with storage_errors(self._directory):
             yield from self._read(after, upto)
 
+    def check(self, position: Position, end: Position) -> None:
+        """Raise `CheckpointMismatch` unless `position` lies on the chain that ends with `end`; `JournalCorrupt` for damage.
+
+        The next `read` from there does not read again what comes before it in its file.
+        """
+        with storage_errors(self._directory):
+            path, last = self._stretches(position, end)[0]
+            if last is not None and last.lsn < position.lsn:
+                raise self._mismatch(position, f"its term was sealed after record {last.lsn}")
+            with TermFile(path, self._shard) as file:
+                mark = self._locate(file, position)
+            self._path, self._mark = path, mark
+
     def _read(self, after: Position, upto: Position | None) -> Iterator[tuple[int, Record]]:
         start: Position | None = after
         for path, end in self._stretches(after, upto):
