@@ -18,6 +18,7 @@ import msgspec
 from hermes_spark.errors import HermesError, HostAbsent, HostError
 from hermes_spark.events import Row, shard_of
 from hermes_spark.host.effects import EffectRunner, Services
+from hermes_spark.host.expiry import Expiry
 from hermes_spark.host.flusher import Flusher
 from hermes_spark.host.shard import Shard
 from hermes_spark.host.takes import Offers
@@ -63,7 +64,8 @@ class AgentHost:
         self._owned: dict[int, tuple[TermId, Shard, EffectRunner]] = {}
         self._stopped: asyncio.Future[HostExit] = self._loop.create_future()
         self.services = make_services(self)
-        self._flusher = Flusher(lambda: [shard for _, shard, _ in self._owned.values()], self._shard_failed)
+        self._flusher = Flusher(self._shards, self._shard_failed)
+        self._expiry = Expiry(self._shards, self._shard_failed, self.services.settings)
         self._offers = Offers(self, self.services.settings.host)
         turn_log = self.services.settings.telemetry.turn_log
         self._turn_log = JsonLines(turn_log, f"turns-{payload.index}-{os.getpid()}.jsonl") if turn_log else None
@@ -74,12 +76,15 @@ class AgentHost:
         server = WireServer(self._payload.address or local_address(self._payload.driver), self._payload.token, self)
         flushing = self._loop.create_task(self._flusher.run())
         watching = self._loop.create_task(self._watch_parent(parent))
+        expiring = self._loop.create_task(self._expiry.run())
+        expiring.add_done_callback(self._expiry_ended)
         self._loop.add_signal_handler(signal.SIGHUP, self._hang_up)
         try:
             await self._loop.run_in_executor(None, self._register, server.address)
             return await self._stopped
         finally:
             watching.cancel()
+            expiring.cancel()
             self._flusher.stop()
             await flushing
             await self._let_go()
@@ -97,7 +102,7 @@ class AgentHost:
         if action == "assign":
             work = self._assign(unpack(body, Assignment))
         elif action == "barrier":
-            work = self._barrier()
+            work = self._answer_barrier()
         elif action == "stop":
             work = self._stop(HostExit())
         else:
@@ -157,6 +162,10 @@ class AgentHost:
                 runner.drive(session_id)
         return await self._barrier()
 
+    async def _answer_barrier(self) -> Barrier:
+        self._expiry.barrier()
+        return await self._barrier()
+
     async def _barrier(self) -> Barrier:
         positions = []
         for number, (_, shard, _) in sorted(self._owned.items()):
@@ -183,6 +192,13 @@ class AgentHost:
     def _shard_failed(self, shard: Shard, error: HermesError) -> None:
         shard.fail(error)
         self.failed(error)
+
+    def _expiry_ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.failed(error)
+
+    def _shards(self) -> list[Shard]:
+        return [shard for _, shard, _ in self._owned.values()]
 
     def _drop(self, number: int) -> None:
         _, shard, runner = self._owned.pop(number)

@@ -8,12 +8,14 @@ before `durable` says so.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Callable, Iterable
 
 import msgspec
 
 from hermes_spark.agent import act
+from hermes_spark.agent.limits import time_to_live_ms
 from hermes_spark.agent.plan import Effect, next_effects
 from hermes_spark.agent.turn import apply
 from hermes_spark.errors import Fenced, HermesError
@@ -80,7 +82,7 @@ class Shard:
             self.append(record)
         return record
 
-    def append(self, record: SessionRecord) -> AgentState:
+    def append(self, record: SessionRecord) -> AgentState | None:
         """Append a fact of a session and apply it."""
         return self._step(record, self._append(record))
 
@@ -159,18 +161,24 @@ class Shard:
         return self._taken(event, batch)
 
     def _taken(self, event: Event, batch: int) -> Taken:
-        return act.taken(
-            self.sessions.get(event.session_id),
+        state, settings = self.sessions.get(event.session_id), self._rules.settings
+        record = act.taken(
+            state,
             event,
             query_id=self._rules.query_id,
-            settings=self._rules.settings.agent,
+            settings=settings.agent,
             batch=batch,
             now_ms=self.now_ms(),
         )
+        default_ms = math.ceil(settings.state.ttl_s * 1000)
+        return msgspec.structs.replace(record, ttl_ms=time_to_live_ms(state, event, default_ms))
 
-    def _step(self, record: SessionRecord, lsn: int) -> AgentState:
+    def _step(self, record: SessionRecord, lsn: int) -> AgentState | None:
         state = apply(self.sessions.get(record.session_id), record)
-        self.sessions.put(state, lsn)
+        if state is None:
+            self.sessions.forget(record.session_id, lsn)
+        else:
+            self.sessions.put(state, lsn)
         if isinstance(record, Outcome):
             self.held_bytes -= self._held.pop(record.turn_id, 0)
         return state

@@ -38,6 +38,8 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "state.write_buffer_bytes": (65_536, math.inf),  # RocksDB's own least size of a memtable
     "state.max_open_files": (20, math.inf),  # RocksDB raises a smaller number to 20; -1 would be no bound at all
     "state.cache_bytes": (0, math.inf),
+    "state.ttl_s": (0, 3_155_760_000),  # 100 years
+    "state.expire_slice": (1, 100_000),
     "agent.max_steps": (1, math.inf),
     "agent.max_tokens": (1, math.inf),
     "agent.token_budget": (1, math.inf),
