@@ -8,6 +8,8 @@ The JSON of an event (one object per row)::
      "messages": [{"role": "user", "content": "..."}],    required for message; roles user and assistant
      "tools": ["crm_query", {"name": "...", "description": "...", "parameters": {...}}],   none: all registered
      "max_tokens": 512, "ts": 1764500000000, "metadata": {...},
+     "ttl_s": 60,                             how long the session is kept idle after this event; 0: for ever
+     "session_ttl_s": 86400,                  the same for all later events of the session that name no ttl_s
      "turn_id": "...", "call_id": "...", "decision": "approve", "by": "...", "reason": "..."}   cancel, approval
 
 `ts` is milliseconds since the epoch (a number) or an ISO 8601 text; without it the row's own time counts. Unknown fields are
@@ -18,6 +20,7 @@ from __future__ import annotations
 
 import datetime as dt
 import hashlib
+import math
 from typing import Any, Literal
 
 import msgspec
@@ -30,6 +33,8 @@ ToolChoice = tuple[str | ToolSpec, ...] | None
 ROUTING_VERSION = 1
 MAX_LEVELS = 32
 """Nesting of an event's metadata that is taken: decoders recurse, and a record must be readable on any stack."""
+MAX_TTL_S = 3_155_760_000
+"""100 years: a deadline stays a time that every table can show."""
 
 
 class Coordinates(msgspec.Struct, frozen=True, array_like=True):
@@ -66,6 +71,10 @@ class Event(msgspec.Struct, frozen=True, array_like=True):
     decision: str = ""
     by: str = ""
     reason: str = ""
+    ttl_ms: int | None = None
+    """How long the session is kept without activity after this event; 0: for ever; None: as the session or setting says."""
+    session_ttl_ms: int | None = None
+    """The same for this and all later events of the session that name none."""
 
 
 class InvalidEvent(ValueError):
@@ -139,6 +148,8 @@ class _WireEvent(msgspec.Struct):
     decision: Literal["", "approve", "deny"] = ""
     by: str = ""
     reason: str = ""
+    ttl_s: int | float | None = None
+    session_ttl_s: int | float | None = None
 
 
 _KNOWN = frozenset(_WireEvent.__struct_fields__)
@@ -172,6 +183,8 @@ def parse_event(row: Row, *, max_bytes: int) -> Event:
         decision=wire.decision,
         by=wire.by,
         reason=wire.reason,
+        ttl_ms=_time_to_live("ttl_s", wire.ttl_s),
+        session_ttl_ms=_time_to_live("session_ttl_s", wire.session_ttl_s),
     )
     _check_storable(event)
     return event
@@ -226,6 +239,15 @@ def _choice(tool: str | _WireTool) -> str | ToolSpec:
     if tool.parameters is None:
         return tool.name
     return ToolSpec(tool.name, tool.description, tool.parameters)
+
+
+def _time_to_live(field: str, seconds: float | None) -> int | None:
+    """Milliseconds; a fraction of one counts as one, because 0 means for ever."""
+    if seconds is None:
+        return None
+    if not 0 <= seconds <= MAX_TTL_S:
+        raise InvalidEvent(f"{field} is {seconds}; expected seconds from 0 (for ever) to {MAX_TTL_S} (100 years)")
+    return math.ceil(seconds * 1000)
 
 
 def _milliseconds(ts: float | str | None, default: int) -> int:

@@ -12,13 +12,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from hermes_spark.errors import CheckpointMismatch, StateError, StorageFull
 from hermes_spark.state.memory import MemoryStore
 from hermes_spark.state.records import Position, TermId
 from hermes_spark.state.rocksdb import RocksMemory, RocksStore
 from hermes_spark.state.store import StateStore
-from journaling import largest_file
+from journaling import directory, largest_file
 
 TERM = TermId(1, 1)
 
@@ -51,6 +53,58 @@ def test_a_write_puts_deletes_and_sets_the_position(store: StateStore) -> None:
     assert store.position() == at(9)
 
 
+def test_the_index_knows_every_session_by_its_newest_deadline_only(store: StateStore) -> None:
+    store.write({"a": b"1", "b": b"1", "客户": b"1", "never": b"1"}, at(1), {"a": 30, "b": 10, "客户": 20})
+    assert store.due(100, 9) == [(10, "b"), (20, "客户"), (30, "a")]
+    assert (store.due(20, 9), store.due(19, 9), store.due(9, 9)) == ([(10, "b"), (20, "客户")], [(10, "b")], [])
+    assert (store.due(100, 2), store.due(100, 0)) == ([(10, "b"), (20, "客户")], [])
+    store.write({"a": b"2", "b": b"2", "客户": None, "never": b"2"}, at(2), {"a": 5, "b": 40, "never": 40})
+    assert store.due(100, 9) == [(5, "a"), (40, "b"), (40, "never")]
+    store.write({"a": b"3", "b": b"3"}, at(3), {"b": 40})
+    assert store.due(100, 9) == [(40, "b"), (40, "never")]
+    store.write({}, at(4))
+    store.write({"b": None, "never": None, "unheard of": None}, at(5))
+    assert (store.due(2**62, 9), store.get("a")) == ([], b"3")
+
+
+class Index:
+    """What the index must be: a dict."""
+
+    def __init__(self) -> None:
+        self.deadlines: dict[str, int] = {}
+
+    def due(self, now_ms: int, limit: int) -> list[tuple[int, str]]:
+        return sorted((ms, name) for name, ms in self.deadlines.items() if ms <= now_ms)[:limit]
+
+
+IDS = st.sampled_from(["", "a", "b", "ab", "s:", "p"])
+WRITES = st.dictionaries(IDS, st.none() | st.sampled_from([0, 1, 2, 255, 256, 65_536]), max_size=4)
+LOOKS = st.tuples(st.sampled_from([0, 1, 2, 254, 255, 256, 70_000]), st.integers(0, 3))
+
+
+@pytest.mark.parametrize("kind", ["memory", "rocksdb"])
+@settings(max_examples=40, deadline=None)
+@given(steps=st.lists(WRITES | LOOKS, max_size=30), deleted=st.integers(0, 2))
+def test_the_index_is_that_of_a_plain_dict_whatever_is_written_and_asked(
+    kind: str, steps: list[dict[str, int | None] | tuple[int, int]], deleted: int
+) -> None:
+    with directory() as path:
+        store: StateStore = MemoryStore() if kind == "memory" else rocks(path)
+        plain = Index()
+        for lsn, step in enumerate(steps, 1):
+            if isinstance(step, tuple):
+                assert store.due(*step) == plain.due(*step)
+                continue
+            changes = {name: None if number < deleted else b"x" for number, name in enumerate(step)}
+            deadlines = {name: ms for name, ms in step.items() if ms is not None and changes[name] is not None}
+            store.write(changes, at(lsn), deadlines)
+            for name in changes:
+                plain.deadlines.pop(name, None)
+            plain.deadlines.update(deadlines)
+        assert store.due(2**62, 100) == plain.due(2**62, 100)
+        store.close()
+
+
 def test_items_come_in_the_order_of_the_bytes_of_their_ids(store: StateStore) -> None:
     ids = ["客户", "b", "a", "ä", "p", "s:", "z" * 256, "\U0001f600", "\uffff", "A", ""]
     store.write({session_id: session_id.encode() for session_id in ids}, at(1))
@@ -59,7 +113,7 @@ def test_items_come_in_the_order_of_the_bytes_of_their_ids(store: StateStore) ->
 
 
 def test_no_session_id_touches_the_position(store: StateStore) -> None:
-    store.write({"p": b"x", "": b"y", "position": b"z"}, at(3))
+    store.write({"p": b"x", "": b"y", "position": b"z"}, at(3), {"p": 1, "": 1})
     assert store.position() == at(3)
     store.write({"p": None, "": None, "position": None}, at(4))
     assert (store.position(), list(store.items())) == (at(4), [])
@@ -113,6 +167,7 @@ def test_a_closed_store_says_so_and_may_be_closed_again(store: StateStore) -> No
     store.close()
     uses: list[Callable[[], object]] = [
         lambda: store.get("a"),
+        lambda: store.due(1, 1),
         lambda: store.write({}, at(2)),
         store.position,
         store.items,
@@ -124,10 +179,11 @@ def test_a_closed_store_says_so_and_may_be_closed_again(store: StateStore) -> No
 
 def test_rocksdb_keeps_its_states_when_closed(tmp_path: Path) -> None:
     first = rocks(tmp_path)
-    first.write({"a": b"1", "b": b"2"}, at(5))
+    first.write({"a": b"1", "b": b"2"}, at(5), {"b": 7})
     first.close()
     second = rocks(tmp_path)
     assert (second.position(), list(second.items())) == (at(5), [("a", b"1"), ("b", b"2")])
+    assert second.due(7, 9) == [(7, "b")]
     second.close()
 
 

@@ -1,3 +1,4 @@
+import msgspec
 import pytest
 
 from hermes_spark.events import (
@@ -35,6 +36,16 @@ def test_an_event_with_all_fields() -> None:
     assert event.tools == ("x", "y", ToolSpec("z", "d", {}))
 
 
+@pytest.mark.parametrize(
+    ("seconds", "milliseconds"),
+    [(None, None), (0, 0), (60, 60_000), (0.0001, 1), (1.5, 1500), (3_155_760_000, 3.15576e12)],
+)
+def test_an_event_says_how_long_its_session_is_kept(seconds: float | None, milliseconds: int | None) -> None:
+    fields = {"session_id": "s", "type": "reset", "ttl_s": seconds, "session_ttl_s": seconds}
+    event = parse_event(row(msgspec.json.encode(fields)), max_bytes=1000)
+    assert (event.ttl_ms, event.session_ttl_ms) == (milliseconds, milliseconds)
+
+
 def test_without_ts_the_row_tells_the_time() -> None:
     assert parse_event(row(b'{"session_id": "s", ' + MESSAGE + b"}"), max_bytes=1000).ts_ms == 1234
 
@@ -61,6 +72,9 @@ def test_without_ts_the_row_tells_the_time() -> None:
         ),
         (b'{"session_id": "s", "type": "shout"}', "type"),
         (b'{"session_id": "s", "type": "approval"}', "turn_id, call_id and decision"),
+        (b'{"session_id": "s", "ttl_s": -1, ' + MESSAGE + b"}", "ttl_s is -1; expected seconds from 0"),
+        (b'{"session_id": "s", "session_ttl_s": 1e300, ' + MESSAGE + b"}", "session_ttl_s is 1e"),
+        (b'{"session_id": "s", "ttl_s": true, ' + MESSAGE + b"}", "ttl_s"),
         (b'{"session_id": "s", "max_tokens": 0, ' + MESSAGE + b"}", "max_tokens is 0"),
         (b'{"session_id": "s", "ts": "soon", ' + MESSAGE + b"}", "ts is 'soon'"),
         (b'{"session_id": "s", "ts": -5, ' + MESSAGE + b"}", "ts is -5"),

@@ -18,7 +18,17 @@ from hermes_spark.llm.client import Completion
 from hermes_spark.messages import JsonObject, ParsedCall, Usage, is_deeper
 from hermes_spark.settings import AgentSettings
 from hermes_spark.state.agent_state import AgentState, CallState, Turn
-from hermes_spark.state.records import CallSummary, Completed, Intent, Outcome, Overdue, PlannedCall, Returned, Taken
+from hermes_spark.state.records import (
+    CallSummary,
+    Completed,
+    Expired,
+    Intent,
+    Outcome,
+    Overdue,
+    PlannedCall,
+    Returned,
+    Taken,
+)
 
 REPLY_CHARS = 100_000
 """Characters of an outcome's reply: at most 400 kB of UTF-8, below the 1 MB that a Kafka broker takes by default."""
@@ -110,6 +120,22 @@ def returned(effect: Call, status: str, content: str, attempts: int, now_ms: int
 def overdue(session_id: str, turn_id: str, now_ms: int) -> Overdue:
     """The record that the wall-clock limit of an open turn has passed."""
     return Overdue(session_id, turn_id, now_ms)
+
+
+def expired(state: AgentState, now_ms: int, *, final: bool) -> Expired:
+    """The record that nothing is kept of an idle session any more; `final`: with what it ends with, for the sink."""
+    return Expired(
+        session_id=state.session_id,
+        active_ms=state.updated_ms,
+        ttl_ms=state.ttl_ms,
+        turns=state.turns,
+        calls=state.calls,
+        created_ms=state.created_ms,
+        time_ms=now_ms,
+        final=final,
+        messages=state.messages if final else (),
+        memory=state.memory if final else {},
+    )
 
 
 def outcome(state: AgentState, finish: Finish, now_ms: int) -> Outcome:

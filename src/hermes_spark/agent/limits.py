@@ -1,10 +1,10 @@
-"""The bounds of a turn: what they are, which completion is the last one, and how long it may be."""
+"""The bounds of a turn: what they are, which completion is the last one, and how long it may be. And that of a session."""
 
 from __future__ import annotations
 
 from hermes_spark.events import Event
 from hermes_spark.settings import AgentSettings
-from hermes_spark.state.agent_state import Turn
+from hermes_spark.state.agent_state import AgentState, Turn
 from hermes_spark.state.records import Limits
 
 CUT_DOUBLINGS = 2
@@ -26,6 +26,17 @@ def limits_of(settings: AgentSettings, event: Event) -> Limits:
         max_calls=settings.max_calls,
         history_chars=settings.history_chars,
     )
+
+
+def time_to_live_ms(state: AgentState | None, event: Event, default_ms: int) -> int:
+    """How long the session is kept without activity after `event`, as its `Taken` record keeps it; 0: for ever.
+
+    What the event says for itself goes before what it says for the session, that before what an earlier event said for the
+    session (`state`), and that before the setting, `default_ms`.
+    """
+    earlier = None if state is None else state.session_ttl_ms
+    choices = (event.ttl_ms, event.session_ttl_ms, earlier)
+    return next((choice for choice in choices if choice is not None), default_ms)
 
 
 def is_final(turn: Turn) -> bool:

@@ -22,6 +22,7 @@ Rules that hold throughout:
 
 - At most one turn is open; messages and resets wait in `queue` and are served strictly in the order they were taken.
 - The first reason to stop wins, and a turn that has its answer can no longer be stopped.
+- A session is forgotten by `Expired` when it is idle; the record is void while a turn is open or an event waits.
 - Every message event taken opens a turn, also one cancelled while it waited, so each gets exactly one outcome.
 - `messages` keeps the order that `context` describes. A reply that was cut leaves no trace in it, and a turn that ends without
   an answer leaves an assistant message that says so.
@@ -47,10 +48,12 @@ _LAST_WORDS = {"cancelled": "(No answer: the turn was cancelled.)", "failed": "(
 """What history shows for a turn without an answer; without the reason, which may be somebody else's text."""
 
 
-def apply(state: AgentState | None, record: SessionRecord) -> AgentState:
-    """The state after `record`; None stands for a session of which nothing is kept."""
-    if state is None:
+def apply(state: AgentState | None, record: SessionRecord) -> AgentState | None:
+    """The state after `record`; None stands for a session of which nothing is kept, and only an event makes a new one."""
+    if state is None and isinstance(record, Taken):
         state = AgentState(record.session_id, created_ms=record.time_ms)
+    if state is None:
+        return None
     if isinstance(record, Taken):
         state = _taken(state, record)
     elif isinstance(record, Completed):
@@ -61,8 +64,10 @@ def apply(state: AgentState | None, record: SessionRecord) -> AgentState:
         state = _returned(state, record)
     elif isinstance(record, Overdue):
         state = _overdue(state, record)
-    else:
+    elif isinstance(record, Outcome):
         state = _outcome(state, record)
+    else:  # expired
+        return None if state.idle else state
     return replace(state, updated_ms=record.time_ms)
 
 
@@ -84,10 +89,10 @@ def _taken(state: AgentState, record: Taken) -> AgentState:
     if record.repeat:
         return state
     event = record.event
-    if event.event_id:
-        # Of every type: a producer's repeat of a reset or cancel would otherwise hit what came after it.
-        seen = (*state.seen_event_ids, event.event_id)
-        state = replace(state, seen_event_ids=seen[-SEEN_EVENT_IDS:])
+    # Of every type: a producer's repeat of a reset or cancel would otherwise hit what came after it.
+    seen = (*state.seen_event_ids, event.event_id)[-SEEN_EVENT_IDS:] if event.event_id else state.seen_event_ids
+    session_ttl_ms = state.session_ttl_ms if event.session_ttl_ms is None else event.session_ttl_ms
+    state = replace(state, seen_event_ids=seen, ttl_ms=record.ttl_ms, session_ttl_ms=session_ttl_ms)
     if event.type == "cancel":
         return _cancel(state, event)
     if event.type == "approval":  # no call waits for one yet

@@ -18,6 +18,7 @@ import msgspec
 from hermes_spark.errors import HermesError, HostAbsent, HostError, StateError
 from hermes_spark.events import Row, shard_of
 from hermes_spark.host.effects import EffectRunner, Services
+from hermes_spark.host.expiry import Expiry
 from hermes_spark.host.flusher import Flusher
 from hermes_spark.host.shard import Shard
 from hermes_spark.host.takes import Offers
@@ -63,7 +64,8 @@ class AgentHost:
         self._owned: dict[int, tuple[TermId, Shard, EffectRunner]] = {}
         self._stopped: asyncio.Future[HostExit] = self._loop.create_future()
         self.services = make_services(self)
-        self._flusher = Flusher(lambda: [shard for _, shard, _ in self._owned.values()], self.broken)
+        self._flusher = Flusher(self._shards, self.broken)
+        self._expiry = Expiry(self._shards, self.broken, self.services.settings)
         self._offers = Offers(self, self.services.settings.host)
         self._one_assignment = asyncio.Lock()
         self._logging: set[asyncio.Task[None]] = set()
@@ -75,14 +77,17 @@ class AgentHost:
         parent = os.getppid()
         server = WireServer(self._payload.address or local_address(self._payload.driver), self._payload.token, self)
         flushing = self._loop.create_task(self._flusher.run())
-        flushing.add_done_callback(self._flusher_ended)
+        flushing.add_done_callback(self._task_ended)
         watching = self._loop.create_task(self._watch_parent(parent))
+        expiring = self._loop.create_task(self._expiry.run())
+        expiring.add_done_callback(self._task_ended)
         self._loop.add_signal_handler(signal.SIGHUP, self._hang_up)
         try:
             await self._loop.run_in_executor(None, self._register, server.address)
             return await self._stopped
         finally:
             watching.cancel()
+            expiring.cancel()
             self._flusher.stop()
             await asyncio.wait([flushing])
             self._offers.close()
@@ -102,7 +107,7 @@ class AgentHost:
         if action == "assign":
             work = self._assign(unpack(body, Assignment))
         elif action == "barrier":
-            work = self._barrier()
+            work = self._answer_barrier()
         elif action == "stop":
             work = self._stop(HostExit())
         else:
@@ -169,6 +174,10 @@ class AgentHost:
             for session_id in list(shard.sessions.live):
                 runner.drive(session_id)
 
+    async def _answer_barrier(self) -> Barrier:
+        self._expiry.barrier()
+        return await self._barrier()
+
     async def _barrier(self) -> Barrier:
         positions = []
         for number, (_, shard, _) in sorted(self._owned.items()):
@@ -203,9 +212,12 @@ class AgentHost:
             shard.fail(error if isinstance(error, HermesError) else HostError(f"internal fault: {name}"))
         self.failed(error)
 
-    def _flusher_ended(self, flushing: asyncio.Task[None]) -> None:
-        if not flushing.cancelled() and (error := flushing.exception()) is not None:
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
             self.failed(error)
+
+    def _shards(self) -> list[Shard]:
+        return [shard for _, shard, _ in self._owned.values()]
 
     def _drop(self, number: int) -> None:
         _, shard, runner = self._owned.pop(number)

@@ -48,7 +48,7 @@ class ShardOpener:
             self._root, number, term, now_ms=self._rules.clock_ms(), known_end=committed.lsn
         ).journal
         directory = self._local / str(number) / term_name(term)
-        shutil.rmtree(directory.parent, ignore_errors=True)
+        _remove_older(directory)
         snapshots, reader = ShardSnapshots(self._objects, number), JournalReader(self._root, number)
         store, position, contents = self._newest_usable(snapshots, reader, journal.position(), directory)
         sessions = Sessions(store, settings.state.cache_bytes // settings.state.shards)
@@ -86,3 +86,10 @@ class ShardOpener:
             raise
         except StateError as exc:
             raise SnapshotDamaged(f"its store cannot be opened: {exc}") from exc
+
+
+def _remove_older(directory: Path) -> None:
+    """Remove what earlier terms left. Not that of a newer one: it may have opened while this owner stood still."""
+    for path in directory.parent.glob("*"):
+        if path.name < directory.name:
+            shutil.rmtree(path, ignore_errors=True)

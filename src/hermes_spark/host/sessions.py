@@ -21,7 +21,8 @@ class Sessions:
     def __init__(self, store: StateStore, cache_bytes: int) -> None:
         self._store = store
         self.live: dict[str, AgentState] = {}
-        self._unwritten: dict[str, tuple[int, bytes]] = {}
+        self._unwritten: dict[str, tuple[int, bytes | None, int | None]] = {}
+        """(LSN of the last record, bytes or None for a forgotten session, deadline or None for never)."""
         self._held = False
         self._idle: LRUCache[str, AgentState] = LRUCache(max(1, cache_bytes), getsizeof=_size)
 
@@ -34,6 +35,16 @@ class Sessions:
         data = self._store.get(session_id) if waiting is None else waiting[1]
         return None if data is None else decode_state(data)
 
+    def due(self, now_ms: int, limit: int) -> list[str]:
+        """Sessions whose deadline may have passed at `now_ms`, the longest overdue first.
+
+        `limit` of them if there are so many, and a few for which the store is not up to date: ask their state.
+        """
+        if limit <= 0:
+            return []
+        stale = len(self.live) + len(self._unwritten)
+        return [session_id for _, session_id in self._store.due(now_ms, limit + stale)]
+
     def put(self, state: AgentState, lsn: int) -> None:
         """Keep a new state of a session, made by the record at `lsn`."""
         session_id = state.session_id
@@ -44,9 +55,16 @@ class Sessions:
         self.live.pop(session_id, None)
         self._idle.pop(session_id, None)
         self._unwritten.pop(session_id, None)
-        self._unwritten[session_id] = (lsn, encode_state(state))
+        self._unwritten[session_id] = (lsn, encode_state(state), state.deadline_ms)
         if _size(state) <= self._idle.maxsize:
             self._idle[session_id] = state
+
+    def forget(self, session_id: str, lsn: int) -> None:
+        """Keep nothing of a session from the record at `lsn` on."""
+        self.live.pop(session_id, None)
+        self._idle.pop(session_id, None)
+        self._unwritten.pop(session_id, None)
+        self._unwritten[session_id] = (lsn, None, None)
 
     @property
     def unwritten(self) -> int:
@@ -58,18 +76,23 @@ class Sessions:
         if self._held:
             return
         changes: dict[str, bytes | None] = {}
-        for session_id, (lsn, data) in self._unwritten.items():
+        deadlines: dict[str, int] = {}
+        for session_id, (lsn, data, deadline_ms) in self._unwritten.items():
             if lsn > durable.lsn:
                 break
             changes[session_id] = data
+            if deadline_ms is not None:
+                deadlines[session_id] = deadline_ms
         if changes:
-            self._store.write(changes, durable)
+            self._store.write(changes, durable, deadlines)
             for session_id in changes:
                 del self._unwritten[session_id]
 
-    def image(self) -> tuple[list[bytes], list[AgentState]]:
-        """What the store does not hold, or only an older state of: idle sessions encoded, then live ones, which go before."""
-        return [data for _, data in self._unwritten.values()], list(self.live.values())
+    def image(self) -> tuple[list[bytes], list[AgentState], list[str]]:
+        """What the store does not hold, or only an older state of: idle sessions encoded, live ones, and those forgotten."""
+        idle = [data for _, data, _ in self._unwritten.values() if data is not None]
+        gone = [session_id for session_id, (_, data, _) in self._unwritten.items() if data is None]
+        return idle, list(self.live.values()), [session_id for session_id in gone if session_id not in self.live]
 
     def hold(self) -> None:
         """Write nothing to the store until `release`: it is being copied."""

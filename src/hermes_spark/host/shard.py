@@ -8,6 +8,7 @@ before `durable` says so.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
@@ -15,6 +16,7 @@ from typing import NamedTuple
 import msgspec
 
 from hermes_spark.agent import act
+from hermes_spark.agent.limits import time_to_live_ms
 from hermes_spark.agent.plan import Effect, next_effects
 from hermes_spark.agent.turn import apply
 from hermes_spark.errors import Fenced, HermesError
@@ -49,10 +51,11 @@ class Capture(NamedTuple):
     memory: ShardMemory
     idle: list[bytes]
     live: list[AgentState]
+    gone: list[str]
 
     def contents(self) -> Contents:
         """What a snapshot keeps of it; encodes, so not for the loop."""
-        return Contents(self.memory, (*self.idle, *map(encode_state, self.live)))
+        return Contents(self.memory, (*self.idle, *map(encode_state, self.live)), tuple(self.gone))
 
 
 class Shard:
@@ -69,7 +72,7 @@ class Shard:
         self.held_bytes = 0
         """Bytes of events taken whose turn has not ended."""
         self._wanted: asyncio.Future[Capture] | None = None
-        self._image: tuple[ShardMemory, list[bytes], list[AgentState]] | None = None
+        self._image: tuple[ShardMemory, list[bytes], list[AgentState], list[str]] | None = None
         self.failure: HermesError | None = None
         self.appended: Callable[[], None] = _nobody
         """Called after every append; the owner sets it to wake who flushes."""
@@ -84,6 +87,8 @@ class Shard:
         self._intake.remember(memory)
         for data in contents.states:
             self.sessions.put(decode_state(data), 0)
+        for session_id in contents.gone:
+            self.sessions.forget(session_id, 0)
         self.sessions.write_back(self.journal.position())
 
     def fold(self, past: Iterable[tuple[int, Record]]) -> None:
@@ -109,7 +114,7 @@ class Shard:
             self.append(record)
         return record
 
-    def append(self, record: SessionRecord) -> AgentState:
+    def append(self, record: SessionRecord) -> AgentState | None:
         """Append a fact of a session and apply it."""
         return self._step(record, self._append(record))
 
@@ -193,7 +198,7 @@ class Shard:
             self.sessions.hold()
             wanted.set_result(Capture(self.journal.position(), *image))
 
-    def _look(self) -> tuple[ShardMemory, list[bytes], list[AgentState]]:
+    def _look(self) -> tuple[ShardMemory, list[bytes], list[AgentState], list[str]]:
         return self._intake.memory(self._now_ms, dict(self._held)), *self.sessions.image()
 
     def _append(self, record: Record) -> int:
@@ -224,18 +229,24 @@ class Shard:
         return self._taken(event, batch)
 
     def _taken(self, event: Event, batch: int) -> Taken:
-        return act.taken(
-            self.sessions.get(event.session_id),
+        state, settings = self.sessions.get(event.session_id), self._rules.settings
+        record = act.taken(
+            state,
             event,
             query_id=self._rules.query_id,
-            settings=self._rules.settings.agent,
+            settings=settings.agent,
             batch=batch,
             now_ms=self.now_ms(),
         )
+        default_ms = math.ceil(settings.state.ttl_s * 1000)
+        return msgspec.structs.replace(record, ttl_ms=time_to_live_ms(state, event, default_ms))
 
-    def _step(self, record: SessionRecord, lsn: int) -> AgentState:
+    def _step(self, record: SessionRecord, lsn: int) -> AgentState | None:
         state = apply(self.sessions.get(record.session_id), record)
-        self.sessions.put(state, lsn)
+        if state is None:
+            self.sessions.forget(record.session_id, lsn)
+        else:
+            self.sessions.put(state, lsn)
         if isinstance(record, Outcome):
             self.held_bytes -= self._held.pop(record.turn_id, 0)
         return state

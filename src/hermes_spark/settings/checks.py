@@ -42,6 +42,8 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "state.cache_bytes": (0, math.inf),
     "snapshot.every_commits": (0, math.inf),
     "snapshot.every_records": (0, math.inf),
+    "state.ttl_s": (0, 3_155_760_000),  # 100 years
+    "state.expire_slice": (1, 100_000),
     "agent.max_steps": (1, math.inf),
     "agent.max_tokens": (1, math.inf),
     "agent.token_budget": (1, math.inf),

@@ -103,6 +103,10 @@ class StateSettings(_Section, frozen=True):
     """Per shard."""
     cache_bytes: int = 67_108_864
     """Decoded-state cache of idle sessions, per host, in encoded bytes."""
+    ttl_s: float = 1800.0
+    """A session without activity for so long is forgotten; 0: never. An event can say otherwise."""
+    expire_slice: int = 100
+    """Sessions that a host forgets at once; it does so at most ten times a second."""
 
 
 class SnapshotSettings(_Section, frozen=True):
@@ -171,6 +175,8 @@ class SinkSettings(_Section, frozen=True):
     console: bool = False
     publish_interval_ms: int = 1000
     """The least time between two publishes; 0 publishes with every batch."""
+    expired: bool = False
+    """Publish a row about every session that expires, with its history."""
 
 
 class TelemetrySettings(_Section, frozen=True):

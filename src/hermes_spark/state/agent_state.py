@@ -88,12 +88,22 @@ class AgentState(msgspec.Struct, frozen=True, array_like=True):
     calls: int = 0
     created_ms: int = 0
     updated_ms: int = 0
+    """Time of its last record: its last activity."""
     schema_version: int = SCHEMA_VERSION
+    ttl_ms: int = 0
+    """How long it is kept after `updated_ms` without activity, as its newest event says; 0: for ever."""
+    session_ttl_ms: int | None = None
+    """What events of this session mean that name no time to live themselves; None: the setting."""
 
     @property
     def idle(self) -> bool:
         """True when nothing is open and nothing waits."""
         return self.turn is None and not self.queue
+
+    @property
+    def deadline_ms(self) -> int | None:
+        """When it expires if nothing happens until then; None: never, or not as long as a turn is open or queued."""
+        return self.updated_ms + self.ttl_ms if self.idle and self.ttl_ms else None
 
 
 _encoder = msgspec.msgpack.Encoder()

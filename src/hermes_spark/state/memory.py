@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -19,6 +20,7 @@ class MemoryStore:
 
     def __init__(self) -> None:
         self._states: dict[str, bytes] = {}
+        self._deadlines: dict[str, int] = {}
         self._position = Position()
         self._closed = False
 
@@ -27,15 +29,26 @@ class MemoryStore:
         self._check()
         return self._states.get(session_id)
 
-    def write(self, changes: Mapping[str, bytes | None], position: Position) -> None:
-        """Put or delete all of `changes` and set the position."""
+    def write(
+        self, changes: Mapping[str, bytes | None], position: Position, deadlines: Mapping[str, int] | None = None
+    ) -> None:
+        """Put or delete all of `changes`, with their deadlines, and set the position."""
         self._check()
         for session_id, data in changes.items():
+            self._deadlines.pop(session_id, None)
+            if deadlines is not None and session_id in deadlines:
+                self._deadlines[session_id] = deadlines[session_id]
             if data is None:
                 self._states.pop(session_id, None)
             else:
                 self._states[session_id] = data
         self._position = position
+
+    def due(self, now_ms: int, limit: int) -> list[tuple[int, str]]:
+        """The first `limit` (deadline, session id) pairs due at `now_ms`; looks at all sessions."""
+        self._check()
+        due = ((deadline, session_id) for session_id, deadline in self._deadlines.items() if deadline <= now_ms)
+        return heapq.nsmallest(limit, due, key=lambda pair: (pair[0], pair[1].encode()))
 
     def position(self) -> Position:
         """The position of the last `write`."""
@@ -66,6 +79,7 @@ class MemoryStore:
     def close(self) -> None:
         """Forget everything. Safe to call twice."""
         self._states.clear()
+        self._deadlines.clear()
         self._closed = True
 
     def _check(self) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from hermes_spark.events import Coordinates, Event
-from hermes_spark.messages import JsonObject, Usage
+from hermes_spark.messages import JsonObject, Message, Usage
 
 
 class TermId(msgspec.Struct, frozen=True, array_like=True, order=True):
@@ -71,6 +71,8 @@ class Taken(msgspec.Struct, frozen=True, array_like=True, tag="e"):
     time_ms: int
     repeat: bool = False
     """The producer sent this `event_id` before in this session: recorded, without effect."""
+    ttl_ms: int = 0
+    """How long the session is kept without activity from now on; 0: for ever. Fixed here, so that a fold needs no setting."""
 
 
 class Rejected(msgspec.Struct, frozen=True, array_like=True, tag="x"):
@@ -187,8 +189,26 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True, tag="o"):
     metadata: JsonObject = {}
 
 
-Record = TermStarted | Taken | Rejected | Completed | Intent | Returned | Overdue | Outcome
-SessionRecord = Taken | Completed | Intent | Returned | Overdue | Outcome
+class Expired(msgspec.Struct, frozen=True, array_like=True, tag="z"):
+    """A session was idle for its whole time to live: nothing is kept of it. Void while a turn is open or queued."""
+
+    session_id: str
+    active_ms: int
+    """Time of its last record before this."""
+    ttl_ms: int
+    turns: int
+    calls: int
+    created_ms: int
+    time_ms: int
+    final: bool = False
+    """The setting `sink.expired` asked for a row about it."""
+    messages: tuple[Message, ...] = ()
+    """Its history, for that row; empty without it."""
+    memory: JsonObject = {}
+
+
+Record = TermStarted | Taken | Rejected | Completed | Intent | Returned | Overdue | Outcome | Expired
+SessionRecord = Taken | Completed | Intent | Returned | Overdue | Outcome | Expired
 """Records that belong to one session and are folded into its AgentState."""
 
 _encoder = msgspec.msgpack.Encoder()

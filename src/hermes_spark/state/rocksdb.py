@@ -4,7 +4,8 @@ It is a cache of the journal, so it runs without RocksDB's own log: what was not
 is lost, always from the newest write backwards, and the position is written in the same batch as the data. Whatever survives
 is therefore the state at the position that survives with it. `close` flushes.
 
-Session ids are stored under `s:` + UTF-8, the position under `p`, so that no session id can touch it.
+Session ids are stored under `s:` + UTF-8, the position under `p`, so that no session id can touch it. The index of deadlines
+is in the same database (`rocksdb_deadlines`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import rocksdict
 from hermes_spark.errors import CheckpointMismatch, StateError
 from hermes_spark.events import ROUTING_VERSION
 from hermes_spark.state.records import Position
+from hermes_spark.state.rocksdb_deadlines import Deadlines
 from hermes_spark.state.storage import FULL, make_directory, storage_error, storage_errors, sync_directory, write_synced
 
 FORMAT = 1
@@ -86,6 +88,7 @@ class RocksStore:
         self._checkpointing = threading.Lock()
         with _rocks_errors(path):
             self._db = rocksdict.Rdict(str(path / "db"), _options(shared, max_open_files))
+        self._deadlines = Deadlines(self._db)
 
     def get(self, session_id: str) -> bytes | None:
         """The stored bytes, or None."""
@@ -93,8 +96,10 @@ class RocksStore:
             data: bytes | None = self._db.get(_SESSION + session_id.encode())
         return data
 
-    def write(self, changes: Mapping[str, bytes | None], position: Position) -> None:
-        """Put or delete all of `changes` and set the position, in one write batch."""
+    def write(
+        self, changes: Mapping[str, bytes | None], position: Position, deadlines: Mapping[str, int] | None = None
+    ) -> None:
+        """Put or delete all of `changes`, with their deadlines, and set the position, in one write batch."""
         batch = rocksdict.WriteBatch(raw_mode=True)
         for session_id, data in changes.items():
             key = _SESSION + session_id.encode()
@@ -104,7 +109,13 @@ class RocksStore:
                 batch.put(key, data)
         batch.put(_POSITION, msgspec.msgpack.encode(position))
         with _rocks_errors(self._path):
+            self._deadlines.change(batch, changes, deadlines or {})
             self._db.write(batch, self._without_log)
+
+    def due(self, now_ms: int, limit: int) -> list[tuple[int, str]]:
+        """The first `limit` (deadline, session id) pairs due at `now_ms`, by deadline, then the id's bytes."""
+        with _rocks_errors(self._path):
+            return self._deadlines.due(now_ms, limit)
 
     def position(self) -> Position:
         """The position of the last `write`; `Position()` when new."""

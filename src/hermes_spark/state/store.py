@@ -19,11 +19,20 @@ class StateStore(Protocol):
         """The stored bytes, or None. Sees every earlier `write` of this process."""
         ...
 
-    def write(self, changes: Mapping[str, bytes | None], position: Position) -> None:
+    def write(
+        self, changes: Mapping[str, bytes | None], position: Position, deadlines: Mapping[str, int] | None = None
+    ) -> None:
         """Put (bytes) or delete (None) all of `changes` and set the position, in one atomic batch.
+
+        `deadlines` says when sessions of `changes` are due, in milliseconds since the epoch; one that it does not name never
+        is. This is the index behind `due`: each session has its newest deadline in it, or none.
 
         Raises `StorageFull` when there is no space. After a crash either all of a batch is there or none of it.
         """
+        ...
+
+    def due(self, now_ms: int, limit: int) -> list[tuple[int, str]]:
+        """The first `limit` (deadline, session id) pairs whose deadline is at most `now_ms`, by deadline, then id's bytes."""
         ...
 
     def position(self) -> Position:

@@ -82,7 +82,9 @@ class Committed:
         states = dict(start.states)
         for _, record in self.records(shard, start.position):
             if not isinstance(record, TermStarted | Rejected):
-                states[record.session_id] = apply(states.get(record.session_id), record)
+                state = apply(states.pop(record.session_id, None), record)
+                if state is not None:
+                    states[record.session_id] = state
         return [states[session_id] for session_id in sorted(states)]
 
     def tables(self, shard: int) -> Iterator[pa.RecordBatch]:

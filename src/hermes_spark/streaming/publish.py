@@ -31,6 +31,7 @@ __all__ = [
     "build_tables",
     "controls",
     "dead_letters",
+    "expired",
     "outcomes",
     "read_table",
 ]
@@ -135,6 +136,11 @@ def dead_letters(spark: SparkSession, path: str) -> DataFrame:
 def controls(spark: SparkSession, path: str) -> DataFrame:
     """The `controls` table below the sink's directory; empty while there is none."""
     return _frame(spark, path, "controls")
+
+
+def expired(spark: SparkSession, path: str) -> DataFrame:
+    """The `expired` table below the sink's directory; empty while there is none."""
+    return _frame(spark, path, "expired")
 
 
 def _frame(spark: SparkSession, path: str, name: str) -> DataFrame:

@@ -3,8 +3,9 @@
 - `outcomes`: one row per ended turn, its tool calls nested (`publish.audit` shows them one per row).
 - `dead_letters`: one row per source row that is no event or cannot be served, with its first bytes.
 - `controls`: one row per event that causes no turn: `reset`, `cancel` and `approval`, and repeats of any type.
+- `expired`: one row per session forgotten while the setting `sink.expired` was on, with its history.
 
-Every event handed over is in exactly one of them: as an outcome, once its turn has ended; else as one of the others.
+Every event handed over is in exactly one of the first three: as an outcome, once its turn has ended; else in another.
 `(query_id, shard, lsn)` names a row for ever. Texts that a record leaves empty are empty here too; only a dead letter without
 a session and a time that never came are null. All times are `timestamp[ms]` in UTC. Columns are only ever added, at the end.
 """
@@ -17,7 +18,8 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from hermes_spark.state.records import CallSummary, Outcome, Record, Rejected, Taken
+from hermes_spark.messages import Message
+from hermes_spark.state.records import CallSummary, Expired, Outcome, Record, Rejected, Taken
 
 SCHEMA_VERSION = 1
 """Counts changes of the columns below."""
@@ -89,8 +91,28 @@ CONTROLS = pa.schema(
         ("schema_version", pa.int32()),
     ]
 )
+EXPIRED = pa.schema(
+    [
+        *_PLACE,
+        ("session_id", pa.string()),
+        ("turns", pa.int64()),
+        ("calls", pa.int64()),
+        ("messages", pa.string()),  # JSON: [{"role", "content"}], an assistant's tool calls as "calls"
+        ("memory", pa.string()),  # JSON
+        ("ttl_ms", pa.int64()),
+        ("created_at", _TIME),
+        ("active_at", _TIME),  # its last activity
+        ("expired_at", _TIME),
+        ("schema_version", pa.int32()),
+    ]
+)
 
-TABLES: dict[str, pa.Schema] = {"outcomes": OUTCOMES, "dead_letters": DEAD_LETTERS, "controls": CONTROLS}
+TABLES: dict[str, pa.Schema] = {
+    "outcomes": OUTCOMES,
+    "dead_letters": DEAD_LETTERS,
+    "controls": CONTROLS,
+    "expired": EXPIRED,
+}
 """Every published table by name."""
 
 PlacedRecord = tuple[int, int, Record]
@@ -119,6 +141,8 @@ def _row(record: Record) -> tuple[str, dict[str, Any] | None]:
         return "dead_letters", _dead_letter(record)
     if isinstance(record, Taken) and (record.repeat or record.event.type != "message"):
         return "controls", _control(record)
+    if isinstance(record, Expired) and record.final:
+        return "expired", _expired(record)
     return "", None
 
 
@@ -183,6 +207,27 @@ def _control(record: Taken) -> dict[str, Any]:
         "event_ts": event.ts_ms,
         "taken_at": record.time_ms,
     }
+
+
+def _expired(record: Expired) -> dict[str, Any]:
+    return {
+        "session_id": record.session_id,
+        "turns": record.turns,
+        "calls": record.calls,
+        "messages": _json([_message(message) for message in record.messages]),
+        "memory": _json(record.memory),
+        "ttl_ms": record.ttl_ms,
+        "created_at": record.created_ms,
+        "active_at": record.active_ms,
+        "expired_at": record.time_ms,
+    }
+
+
+def _message(message: Message) -> dict[str, Any]:
+    shown: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.calls:
+        shown["calls"] = [{"call_id": c.id, "name": c.name, "arguments": c.arguments} for c in message.calls]
+    return shown
 
 
 def _json(value: Any) -> str:
