@@ -22,6 +22,7 @@ from hermes_spark.state.journal_reader import read
 from hermes_spark.state.records import Position, Record, Rejected, SessionRecord, TermId
 from hermes_spark.state.storage import Storage
 from hermes_spark.streaming.commit import Commit, CommitLog
+from hermes_spark.streaming.epochs import DriverClaim
 from hermes_spark.streaming.publish import ParquetSink
 from hermes_spark.streaming.tables import build_tables
 
@@ -40,14 +41,15 @@ class Checkpoint:
         self.last: Commit | None = None
         self.now_ms = FIRST_MS
         self._offset = 0
-        self.commits = CommitLog(Storage.at(str(self.root)))
+        self.storage = Storage.at(str(self.root))
+        self.commits = CommitLog(self.storage)
         self.query_id = self.commits.meta(shards).query_id
         self._journals: dict[int, ShardJournal] = {}
         self.start_term()
 
     def start_term(self) -> None:
         """All shards get a new owner."""
-        epoch = self.commits.claim_epoch()
+        epoch = DriverClaim.take(self.storage).epoch
         self.close()
         for shard in range(self.shards):
             opened = ShardJournal.open(self.root, shard, TermId(epoch, 1), now_ms=self.tick())
