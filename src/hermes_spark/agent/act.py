@@ -10,15 +10,25 @@ from collections.abc import Callable
 
 import msgspec
 
+from hermes_spark.agent.calls import settled
 from hermes_spark.agent.limits import limits_of
 from hermes_spark.agent.plan import Call, Complete, Finish
-from hermes_spark.agent.turn import settled
 from hermes_spark.events import Event, call_id_of, turn_id_of
 from hermes_spark.llm.client import Completion
 from hermes_spark.messages import JsonObject, ParsedCall, Usage, is_deeper
 from hermes_spark.settings import AgentSettings
 from hermes_spark.state.agent_state import AgentState, CallState, Turn
-from hermes_spark.state.records import CallSummary, Completed, Intent, Outcome, Overdue, PlannedCall, Returned, Taken
+from hermes_spark.state.records import (
+    CallSummary,
+    Completed,
+    Intent,
+    Outcome,
+    Overdue,
+    PlannedCall,
+    Resumed,
+    Returned,
+    Taken,
+)
 
 REPLY_CHARS = 100_000
 """Characters of an outcome's reply: at most 400 kB of UTF-8, below the 1 MB that a Kafka broker takes by default."""
@@ -110,6 +120,11 @@ def returned(effect: Call, status: str, content: str, attempts: int, now_ms: int
 def overdue(session_id: str, turn_id: str, now_ms: int) -> Overdue:
     """The record that the wall-clock limit of an open turn has passed."""
     return Overdue(session_id, turn_id, now_ms)
+
+
+def resumed(state: AgentState, turn_id: str, now_ms: int) -> Resumed:
+    """The record that a new owner goes on with the open turn."""
+    return Resumed(state.session_id, turn_id, _open_turn(state, turn_id).resumptions + 1, now_ms)
 
 
 def outcome(state: AgentState, finish: Finish, now_ms: int) -> Outcome:

@@ -153,8 +153,7 @@ class AgentHost:
             shard.appended = self._flusher.wake
             runner = EffectRunner(shard, self.services)
             self._owned[number] = (term, shard, runner)
-            for session_id in list(shard.sessions.live):
-                runner.drive(session_id)
+            runner.resume()
         return await self._barrier()
 
     async def _barrier(self) -> Barrier:
