@@ -64,6 +64,7 @@ class ScriptedTools:
 
     def __init__(self) -> None:
         self.executed: dict[str, int] = {}
+        self.reconciled: list[str] = []
         self.gate = asyncio.Event()
         self.gate.set()
         self.under_way = 0
@@ -74,6 +75,10 @@ class ScriptedTools:
         self.executed[request.call_id] = self.executed.get(request.call_id, 0) + 1
         return ToolResult("ok", f"result of {request.arguments.get('q', '')}", 1)
 
+    async def reconcile(self, tool: Tool, request: ToolRequest) -> ToolResult:
+        self.reconciled.append(request.call_id)
+        return ToolResult("not_run", "it did not happen", 1)
+
     async def close(self) -> None:
         pass
 
@@ -81,17 +86,25 @@ class ScriptedTools:
 class HostedShard:
     """Opens the shard for a new term on the same journal each time it is made: a restart."""
 
-    def __init__(self, root: Path, term: int, model: ScriptedModel, tools: ScriptedTools, settings: Settings) -> None:
+    def __init__(
+        self,
+        root: Path,
+        term: int,
+        model: ScriptedModel,
+        tools: ScriptedTools,
+        settings: Settings,
+        registered: tuple[Tool, ...] = (LOOKUP,),
+    ) -> None:
         self.root = root
         self.now_ms = 1_000_000 + term
         self.outcomes: list[Outcome] = []
         self.errors: list[BaseException] = []
         self.broken: list[BaseException] = []
         self.on_outcome: Callable[[Outcome], None] = lambda outcome: None
-        registry = Registry([LOOKUP])
+        registry = Registry(registered)
         journal, past = ShardJournal.open(root, 0, TermId(1, term), now_ms=self.now_ms)
         self.store = MemoryStore()
-        rules = ShardRules("q", settings, registry, lambda: self.now_ms)
+        self.rules = rules = ShardRules("q", settings, registry, lambda: self.now_ms)
         self.shard = Shard(rules, journal, Sessions(self.store, 1 << 20), Intake(None))
         self.shard.fold(past)
         self.flusher = Flusher(lambda: [self.shard], self._broken)
@@ -115,8 +128,7 @@ class HostedShard:
         self.broken.append(error)
 
     def resume(self) -> None:
-        for session_id in list(self.shard.sessions.live):
-            self.runner.drive(session_id)
+        self.runner.resume()
 
     def _ended(self, outcome: Outcome) -> None:
         self.outcomes.append(outcome)

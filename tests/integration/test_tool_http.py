@@ -192,7 +192,7 @@ async def test_a_refused_connection_is_tried_again_and_was_not_made(service: Ser
         url = f"http://127.0.0.1:{unused.getsockname()[1]}/x?key=s3cret"
         result = await caller.call(service.tool(url=url), REQUEST)
     assert result == ToolResult(
-        "error", "the tool could not be reached; the call was not made (connection refused)", CONNECT_ATTEMPTS
+        "error", "the tool could not be reached; the call was not made (connection refused)", CONNECT_ATTEMPTS, False
     )
 
 
@@ -245,3 +245,29 @@ def test_a_cut_in_the_middle_of_json_is_still_shown() -> None:
     answer = read_answer(200, "application/json", b'{"a": "abc', cut=True, max_chars=500)
     assert answer.status == "ok"
     assert answer.content.startswith('{"a": "abc\n[cut: ')
+
+
+async def test_a_call_is_reconciled_at_its_own_place_and_asked_about_until_the_tool_knows(
+    service: Service, caller: HttpToolCaller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hermes_spark.tools.http.RECONCILE_PAUSE_S", 0.01)
+    answers = iter([web.Response(status=503), web.json_response({"status": "running"})])
+    done = web.json_response({"status": "done", "result": {"id": 7}})
+    service.answer = lambda _: _done(next(answers, done))
+    place = f"http://127.0.0.1:{service.port}/became"
+    tool = service.tool(policy="reconcile", reconcile_url=place, headers={"Authorization": "Bearer b"})
+    assert await caller.reconcile(tool, REQUEST) == ToolResult("ok", '{"id":7}', 1)
+    assert len(service.seen) == 3
+    assert {headers["Idempotency-Key"] for headers, _ in service.seen} == {"c1"}
+    assert service.seen[0][0]["Authorization"] == "Bearer b"
+
+
+async def test_a_tool_that_never_says_what_became_of_a_call_leaves_it_unknown(
+    service: Service, caller: HttpToolCaller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hermes_spark.tools.http.RECONCILE_PAUSE_S", 0.05)
+    service.answer = lambda _: _done(web.json_response({"status": "running"}))
+    place = f"http://127.0.0.1:{service.port}/became"
+    tool = service.tool(policy="reconcile", reconcile_url=place, timeout_s=0.2)
+    assert (await caller.reconcile(tool, REQUEST)).status == "unknown"
+    assert 1 < len(service.seen) < 10

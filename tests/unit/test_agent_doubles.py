@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from hermes_spark.agent import act, context
+from hermes_spark.agent.calls import RESUMPTIONS
 from hermes_spark.agent.plan import Call, Complete, Effect, Finish, next_effects
 from hermes_spark.agent.turn import apply
 from hermes_spark.events import Coordinates, Event
@@ -16,7 +17,7 @@ from hermes_spark.llm.client import Completion
 from hermes_spark.messages import JsonObject, Message, ParsedCall, Reply, Usage
 from hermes_spark.settings import AgentSettings
 from hermes_spark.state.agent_state import NEW, SENT, AgentState, decode_state, encode_state
-from hermes_spark.state.records import Completed, Outcome, Returned, SessionRecord, Taken, decode, encode
+from hermes_spark.state.records import Completed, Outcome, Resumed, Returned, SessionRecord, Taken, decode, encode
 
 SESSION = "s1"
 DEFAULTS = AgentSettings()
@@ -85,7 +86,8 @@ class PureHost:
         self.journal: list[bytes] = []
         self.records: list[SessionRecord] = []
         self.under_way: dict[str, Call] = {}
-        self.executed: Counter[str] = Counter()
+        self.requests: Counter[str] = Counter()
+        """Requests that left, by call id."""
         self.results: dict[str, str] = {}
         self.now_ms = 1_000
         self._offset = 0
@@ -143,12 +145,17 @@ class PureHost:
         self.append(record)
         return record
 
-    def send(self, call: Call) -> None:
-        """Record the intent and run the call, as far as the outer world can tell."""
+    def send(self, call: Call, policy: str = "unknown") -> None:
+        """Record the intent and send the call."""
         assert call.call.status == NEW
         assert not self.state.turn.stopping
-        self.append(act.intent(call, "unknown", self.now_ms + 15_000, self.tick()))
-        self.executed[call.call.id] += 1
+        self.append(act.intent(call, policy, self.now_ms + 15_000, self.tick()))
+        self._request(call)
+
+    def _request(self, call: Call) -> None:
+        assert call.call.id not in self.results, "a finished call is asked for again"
+        assert call.call.id not in self.requests or call.call.policy == "idempotent", "a call is sent twice"
+        self.requests[call.call.id] += 1
         self.under_way[call.call.id] = call
 
     def land(self, call_id: str, status: str = "ok") -> Returned:
@@ -182,10 +189,23 @@ class PureHost:
         self.state = self.folded()
         assert self.state == lived
         self.under_way.clear()
+        if self.effects and not isinstance(self.effects[0], Finish):
+            self.append(act.resumed(self.state, self.effects[0].turn_id, self.tick()))
         for effect in self.effects:
             if isinstance(effect, Call) and effect.call.status == SENT:
-                self.under_way[effect.call.id] = effect
-                self.land(effect.call.id, "unknown")
+                self._settle(effect)
+
+    def _settle(self, effect: Call) -> None:
+        """What the recorded policy says about a call that the dead owner had under way."""
+        if effect.call.policy == "idempotent":
+            self._request(effect)
+            return
+        self.under_way[effect.call.id] = effect
+        self.land(effect.call.id, "not_run" if effect.call.policy == "reconcile" else "unknown")
+
+    def given_up(self, turn_id: str) -> bool:
+        """Whether the turn was resumed too often."""
+        return sum(isinstance(r, Resumed) and r.turn_id == turn_id for r in self.records) >= RESUMPTIONS
 
     def folded(self) -> AgentState | None:
         state = None

@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 import msgspec
 
+from hermes_spark.agent.calls import settled
 from hermes_spark.agent.limits import limits_of
 from hermes_spark.agent.plan import Call, Complete, Finish
-from hermes_spark.agent.turn import settled
 from hermes_spark.events import Event, call_id_of, turn_id_of
 from hermes_spark.llm.client import Completion
 from hermes_spark.messages import JsonObject, ParsedCall, Usage, is_deeper
@@ -26,6 +26,7 @@ from hermes_spark.state.records import (
     Outcome,
     Overdue,
     PlannedCall,
+    Resumed,
     Returned,
     Taken,
 )
@@ -136,6 +137,11 @@ def expired(state: AgentState, now_ms: int, *, final: bool) -> Expired:
         messages=state.messages if final else (),
         memory=state.memory if final else {},
     )
+
+
+def resumed(state: AgentState, turn_id: str, now_ms: int) -> Resumed:
+    """The record that a new owner goes on with the open turn."""
+    return Resumed(state.session_id, turn_id, _open_turn(state, turn_id).resumptions + 1, now_ms)
 
 
 def outcome(state: AgentState, finish: Finish, now_ms: int) -> Outcome:

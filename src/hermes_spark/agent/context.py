@@ -18,7 +18,12 @@ from hermes_spark.messages import Message, ParsedCall
 from hermes_spark.state.agent_state import AgentState, CallState
 
 _json = msgspec.json.Encoder()
-_SAID_FIRST = {"ok": "", "timeout": "error (timeout): ", "unknown": "error (unknown outcome): "}
+_SAID_FIRST = {
+    "ok": "",
+    "timeout": "error (timeout): ",
+    "unknown": "error (unknown outcome): ",
+    "not_run": "error (not run): ",
+}
 """What stands before a result, by its status, so that a failure cannot pass for an answer; `error: ` for all others."""
 
 

@@ -26,7 +26,7 @@ class Complete(msgspec.Struct, frozen=True):
 
 
 class Call(msgspec.Struct, frozen=True):
-    """Run a tool call. With `call.status == "sent"` an earlier owner may have sent it already: never send it again."""
+    """Run a tool call. With `call.status == "sent"` an earlier owner may have sent it: `call.policy` says what to do then."""
 
     session_id: str
     turn_id: str

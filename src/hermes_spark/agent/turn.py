@@ -30,15 +30,24 @@ Rules that hold throughout:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from msgspec.structs import replace
 
+from hermes_spark.agent import calls as calls_of
 from hermes_spark.agent import context
 from hermes_spark.events import Event
 from hermes_spark.messages import Message, ParsedCall
-from hermes_spark.state.agent_state import DONE, NEW, SENT, AgentState, CallState, Queued, Turn
-from hermes_spark.state.records import Completed, Intent, Outcome, Overdue, PlannedCall, Returned, SessionRecord, Taken
+from hermes_spark.state.agent_state import DONE, AgentState, CallState, Queued, Turn
+from hermes_spark.state.records import (
+    Completed,
+    Intent,
+    Outcome,
+    Overdue,
+    PlannedCall,
+    Resumed,
+    Returned,
+    SessionRecord,
+    Taken,
+)
 
 SEEN_EVENT_IDS = 256
 """Producer ids remembered per session; an older repeat is taken as new."""
@@ -59,9 +68,11 @@ def apply(state: AgentState | None, record: SessionRecord) -> AgentState | None:
     elif isinstance(record, Completed):
         state = _completed(state, record)
     elif isinstance(record, Intent):
-        state = _intent(state, record)
+        state = calls_of.intent(state, record)
     elif isinstance(record, Returned):
-        state = _returned(state, record)
+        state = calls_of.returned(state, record)
+    elif isinstance(record, Resumed):
+        state = calls_of.resumed(state, record)
     elif isinstance(record, Overdue):
         state = _overdue(state, record)
     elif isinstance(record, Outcome):
@@ -69,17 +80,6 @@ def apply(state: AgentState | None, record: SessionRecord) -> AgentState | None:
     else:  # expired
         return None if state.idle else state
     return replace(state, updated_ms=record.time_ms)
-
-
-def settled(calls: Iterable[CallState], time_ms: int) -> tuple[CallState, ...]:
-    """`calls` as an ending turn leaves them: one never sent is `refused`, one without its result is `unknown`."""
-    return tuple(call if call.status == DONE else _abandoned(call, time_ms) for call in calls)
-
-
-def _abandoned(call: CallState, time_ms: int) -> CallState:
-    if call.status == NEW:
-        return replace(call, status=DONE, result="refused", content="not run: the turn ended first", done_ms=time_ms)
-    return replace(call, status=DONE, result="unknown", content="the turn ended without its result", done_ms=time_ms)
 
 
 # --- taking events
@@ -163,7 +163,7 @@ def _completed(state: AgentState, record: Completed) -> AgentState:
         return state
     if record.failure:
         return replace(state, turn=_stop(turn, record.failure))
-    turn = replace(turn, step=turn.step + 1, usage=turn.usage + record.usage)
+    turn = calls_of.progressed(replace(turn, step=turn.step + 1, usage=turn.usage + record.usage))
     if turn.stopping:
         return replace(state, turn=turn)
     return _read(state, turn, record)
@@ -207,8 +207,8 @@ def _ask(state: AgentState, turn: Turn, record: Completed, notes: tuple[str, ...
     )
     refused = sum(call.status == DONE for call in calls)
     turn = replace(turn, calls=calls, notes=notes, errors=turn.errors + refused + len(notes))
-    state = replace(state, turn=turn, messages=(*state.messages, spoken))
-    return _close_step(state, turn) if refused == len(calls) else state
+    state = replace(state, messages=(*state.messages, spoken))
+    return calls_of.close_if_done(state, turn)
 
 
 def _call(planned: PlannedCall, record: Completed) -> CallState:
@@ -216,56 +216,6 @@ def _call(planned: PlannedCall, record: Completed) -> CallState:
     if not planned.refusal:
         return call
     return replace(call, status=DONE, result="refused", content=planned.refusal, done_ms=record.time_ms)
-
-
-def _close_step(state: AgentState, turn: Turn) -> AgentState:
-    """Every call of the step is done: the results enter history in call order, whatever order they came in."""
-    messages = state.messages + context.results(turn.calls, turn.notes)
-    turn = replace(turn, past_calls=turn.past_calls + turn.calls, calls=(), notes=())
-    return replace(state, turn=turn, messages=messages)
-
-
-# --- calls
-
-
-def _intent(state: AgentState, record: Intent) -> AgentState:
-    turn = state.turn
-    call = _open_call(turn, record.call_id)
-    if turn is None or call is None or call.status != NEW:
-        return state
-    sent = replace(call, status=SENT, policy=record.policy, sent_ms=record.time_ms)
-    return replace(state, turn=_with_call(turn, sent))
-
-
-def _returned(state: AgentState, record: Returned) -> AgentState:
-    turn = state.turn
-    call = _open_call(turn, record.call_id)
-    if turn is None or call is None:
-        return state
-    done = replace(
-        call,
-        status=DONE,
-        result=record.status,
-        content=record.content,
-        attempts=record.attempts,
-        done_ms=record.time_ms,
-    )
-    turn = _with_call(turn, done)
-    if record.status != "ok":
-        turn = replace(turn, errors=turn.errors + 1)
-    if all(other.status == DONE for other in turn.calls):
-        return _close_step(state, turn)
-    return replace(state, turn=turn)
-
-
-def _open_call(turn: Turn | None, call_id: str) -> CallState | None:
-    if turn is None:
-        return None
-    return next((call for call in turn.calls if call.id == call_id and call.status != DONE), None)
-
-
-def _with_call(turn: Turn, call: CallState) -> Turn:
-    return replace(turn, calls=tuple(call if other.id == call.id else other for other in turn.calls))
 
 
 # --- ends
@@ -283,7 +233,7 @@ def _outcome(state: AgentState, record: Outcome) -> AgentState:
     turn = state.turn
     if turn is None or turn.id != record.turn_id:
         return state
-    calls = settled(turn.calls, record.time_ms)
+    calls = calls_of.settled(turn.calls, record.time_ms)
     last = Message("assistant", _LAST_WORDS.get(record.status, record.reply))
     messages = context.joined(state.messages + context.results(calls, turn.notes), (last,))
     state = replace(

@@ -1,15 +1,13 @@
 """Runs what turns want: asks the model, sends calls, records outcomes. One runner per shard, all on the host's loop.
 
 An effect runs once at a time (by its key), its result is recorded only if the state still wants it, and after every record
-the state is asked again. A call is sent only after its intent is durable; a call that an earlier owner may have sent is never
-sent again.
+the state is asked again. How calls are sent, and what becomes of those that an earlier owner may have sent, is in `calls`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import traceback
 from collections.abc import Callable
 
 import msgspec
@@ -18,13 +16,14 @@ from hermes_spark import faults
 from hermes_spark.agent import act, context
 from hermes_spark.agent.plan import Call, Complete, Finish
 from hermes_spark.errors import ModelBusy, ModelContractError, ModelError, ModelTimeout, ModelUnavailable, StateError
+from hermes_spark.host.calls import Calls, describe
 from hermes_spark.host.shard import Shard
 from hermes_spark.llm.client import ChatModel, CompletionRequest
 from hermes_spark.settings import Settings
 from hermes_spark.state.agent_state import SENT, AgentState
 from hermes_spark.state.records import Outcome, SessionRecord
 from hermes_spark.telemetry import CALLS, TURNS
-from hermes_spark.tools.registry import Registry, ToolCaller, ToolRequest, ToolResult
+from hermes_spark.tools.registry import Registry, ToolCaller
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +34,6 @@ _KINDS: tuple[tuple[type[ModelError], str], ...] = (
     (ModelContractError, "model_contract"),
 )
 
-INTERRUPTED = "interrupted: the service restarted while this call was under way; whether it happened is unknown"
 CUT_BY_DEADLINE = "cut off: the turn's time was up while this call was under way; whether it happened is unknown"
 
 
@@ -60,6 +58,7 @@ class EffectRunner:
     def __init__(self, shard: Shard, services: Services) -> None:
         self._shard = shard
         self._services = services
+        self._calls = Calls(shard, services.tools, services.registry, services.settings.tools)
         self._running: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
 
@@ -73,6 +72,15 @@ class EffectRunner:
             if effect.key not in self._running and not isinstance(effect, Finish):
                 self._watch(session_id)
                 self._start(effect)
+
+    def resume(self) -> None:
+        """Go on with the turns that an earlier owner left open. Called once, after the shard was opened."""
+        for session_id in list(self._shard.sessions.live):
+            effects = self._shard.effects(session_id)
+            if effects and not isinstance(effects[0], Finish):
+                now_ms = self._shard.now_ms()
+                self._shard.append(act.resumed(self._state(session_id), effects[0].turn_id, now_ms))
+            self.drive(session_id)
 
     def close(self) -> None:
         """Stop everything at once; what was under way is settled by the next owner."""
@@ -103,6 +111,10 @@ class EffectRunner:
             log.info("effect dropped with its shard: turn %s", effect.turn_id)
 
     async def _complete(self, effect: Complete) -> None:
+        turn = self._state(effect.session_id).turn
+        if turn is not None and turn.resumptions:
+            # What kills its host must be counted before it can do so again.
+            await self._shard.durable()
         try:
             completion = await self._services.model.complete(self._request(effect))
             if not self._wanted(effect):
@@ -121,7 +133,7 @@ class EffectRunner:
         except StateError:
             raise
         except Exception as exc:  # a fault of ours must end this turn, not all turns of the host
-            record = act.completion_failed(effect, "internal", _describe(exc), self._shard.now_ms())
+            record = act.completion_failed(effect, "internal", describe(exc), self._shard.now_ms())
         self._record(effect, record)
 
     def _request(self, effect: Complete) -> CompletionRequest:
@@ -137,39 +149,15 @@ class EffectRunner:
         )
 
     async def _call(self, effect: Call) -> None:
-        if effect.call.status == SENT:
-            self._record(effect, act.returned(effect, "unknown", INTERRUPTED, 1, self._shard.now_ms()))
-            return
         async with self._services.tool_slots:
             if not self._wanted(effect):
                 return
-            result = await self._send(effect)
+            result = await (self._calls.settle(effect) if effect.call.status == SENT else self._calls.send(effect))
         CALLS.labels(tool=effect.call.name, status=result.status).inc()
         faults.point("host.after_call")
         now_ms = self._shard.now_ms()
         self._record(effect, act.returned(effect, result.status, result.content, result.attempts, now_ms))
         faults.point("host.after_result")
-
-    async def _send(self, effect: Call) -> ToolResult:
-        tool = self._services.registry.get(effect.call.name)
-        if tool is None:
-            return ToolResult("error", f"the tool {effect.call.name} is no longer registered", 0)
-        timeout_s = tool.timeout_s or self._services.settings.tools.timeout_s
-        faults.point("host.before_intent")
-        now_ms = self._shard.now_ms()
-        self._shard.append(act.intent(effect, tool.policy, now_ms + round(timeout_s * 1000), now_ms))
-        await self._shard.durable()
-        faults.point("host.after_intent")
-        request = ToolRequest(
-            call_id=effect.call.id,
-            session_id=effect.session_id,
-            turn_id=effect.turn_id,
-            arguments=effect.call.arguments,
-        )
-        try:
-            return await self._services.tools.call(tool, request)
-        except Exception as exc:  # as above; the call may have happened, so it is not "error"
-            return ToolResult("unknown", f"internal fault while calling ({_describe(exc)}); it may have happened", 1)
 
     def _record(self, effect: Complete | Call, record: SessionRecord) -> None:
         if self._wanted(effect):
@@ -225,10 +213,3 @@ class EffectRunner:
     def _safe_when_cut(self, name: str) -> bool:
         tool = self._services.registry.get(name)
         return tool is not None and not tool.side_effects
-
-
-def _describe(exc: BaseException) -> str:
-    """An exception without its text, which may quote a customer: its class and where it was raised."""
-    frame = traceback.extract_tb(exc.__traceback__)[-1]
-    log.error("internal fault: %s at %s:%s in %s", type(exc).__name__, frame.filename, frame.lineno, frame.name)
-    return f"{type(exc).__name__} in {frame.name}"

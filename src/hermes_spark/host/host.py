@@ -171,8 +171,7 @@ class AgentHost:
             shard.appended = self._flusher.wake
             runner = EffectRunner(shard, self.services)
             self._owned[number] = (term, shard, runner)
-            for session_id in list(shard.sessions.live):
-                runner.drive(session_id)
+            runner.resume()
 
     async def _answer_barrier(self) -> Barrier:
         self._expiry.barrier()

@@ -25,9 +25,10 @@ class CallState(msgspec.Struct, frozen=True, array_like=True):
     status: str = NEW
     """`new` (wanted), `sent` (its intent is recorded), `done` (its result is recorded, or it was refused)."""
     result: str = ""
-    """`ok`, `error`, `timeout`, `unknown` or `refused`; empty until done."""
+    """One that `records.Returned` lists; empty until done."""
     content: str = ""
     policy: str = ""
+    """Of its intent: what a new owner does when it finds the call sent and without a result."""
     attempts: int = 0
     sent_ms: int = 0
     done_ms: int = 0
@@ -61,6 +62,10 @@ class Turn(msgspec.Struct, frozen=True, array_like=True):
     truncated: bool = False
     stopping: str = ""
     """Why the turn ends without an answer: `cancelled: ...`, `deadline: ...`, `model_...: ...`; empty while it runs."""
+    resumptions: int = 0
+    """How often a new owner went on with it."""
+    resumptions_before: int = 0
+    """Of these, how many lie before its last progress."""
 
 
 class Queued(msgspec.Struct, frozen=True, array_like=True):

@@ -127,7 +127,8 @@ class Intent(msgspec.Struct, frozen=True, array_like=True, tag="i"):
     call_id: str
     arguments: JsonObject
     policy: str
-    """What a later owner may do when it finds this without a result: `unknown` for now."""
+    """What a later owner does when it finds this without a result: `idempotent` (send it again under the same key),
+    `reconcile` (ask the tool what became of it) or `unknown` (nothing; the model is told that nobody knows)."""
     deadline_ms: int
     time_ms: int
 
@@ -138,7 +139,8 @@ class Returned(msgspec.Struct, frozen=True, array_like=True, tag="r"):
     session_id: str
     call_id: str
     status: str
-    """`ok`, `error` (the tool said so), `timeout`, `unknown` (under way when its owner died), `refused` (never sent)."""
+    """`ok`, `error` (the tool said so), `timeout`, `unknown` (under way when its owner died), `refused` (never sent),
+    `not_run` (the tool says that it never saw the call and will never run it)."""
     content: str
     attempts: int
     time_ms: int
@@ -149,6 +151,16 @@ class Overdue(msgspec.Struct, frozen=True, array_like=True, tag="d"):
 
     session_id: str
     turn_id: str
+    time_ms: int
+
+
+class Resumed(msgspec.Struct, frozen=True, array_like=True, tag="n"):
+    """A new owner goes on with an open turn. Durable before anything of the turn runs again, so that deaths are counted."""
+
+    session_id: str
+    turn_id: str
+    times: int
+    """The how manieth resumption of the turn this is, from 1."""
     time_ms: int
 
 
@@ -207,8 +219,8 @@ class Expired(msgspec.Struct, frozen=True, array_like=True, tag="z"):
     memory: JsonObject = {}
 
 
-Record = TermStarted | Taken | Rejected | Completed | Intent | Returned | Overdue | Outcome | Expired
-SessionRecord = Taken | Completed | Intent | Returned | Overdue | Outcome | Expired
+Record = TermStarted | Taken | Rejected | Completed | Intent | Returned | Overdue | Outcome | Resumed | Expired
+SessionRecord = Taken | Completed | Intent | Returned | Overdue | Outcome | Resumed | Expired
 """Records that belong to one session and are folded into its AgentState."""
 
 _encoder = msgspec.msgpack.Encoder()

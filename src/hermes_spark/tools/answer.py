@@ -22,7 +22,7 @@ _ERROR_FIELDS = ("error", "message", "detail")
 class Answer(msgspec.Struct, frozen=True):
     """A tool's answer as the model reads it."""
 
-    status: Literal["ok", "error", "timeout", "unknown"]
+    status: Literal["ok", "error", "timeout", "unknown", "not_run"]
     content: str
 
 

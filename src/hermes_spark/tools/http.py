@@ -1,4 +1,4 @@
-"""Tool calls over HTTP: one POST per call, sent at most once, bounded in time, size and number.
+"""Tool calls over HTTP: one POST per call, sent at most once, bounded in time, size and number; and asking about them later.
 
 The request is `POST <tool.url>` with `{"call_id", "session_id", "turn_id", "arguments"}` and the header
 `Idempotency-Key: <call_id>`. A tool answers 2xx with JSON or plain text; anything else is told to the model as an error.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import aiohttp
 import msgspec
@@ -17,6 +17,7 @@ import stamina
 
 from hermes_spark.settings import ToolSettings
 from hermes_spark.tools.answer import Answer, read_answer
+from hermes_spark.tools.reconcile import read_reconciled
 from hermes_spark.tools.registry import Tool, ToolRequest, ToolResult
 
 CONNECT_TIMEOUT_S = 5.0
@@ -27,6 +28,15 @@ MAX_BODY_BYTES = 1_048_576
 KEEPALIVE_S = 4.0
 """Idle connections are dropped before common servers do it (uvicorn after 5 s): a request sent into a closing connection
 fails without anybody knowing whether it arrived."""
+
+RECONCILE_PAUSE_S = 0.5
+"""Between two questions about the same call."""
+NOT_RECONCILED = (
+    "interrupted: the service restarted while this call was under way, and the tool did not say what became of it"
+)
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +51,14 @@ class _Progress(msgspec.Struct):
     attempts: int = 0
     sent: bool = False
     """From here on the call may have happened."""
+
+
+class Reader(Protocol[T_co]):
+    """Reads an HTTP answer, as `read_answer` does."""
+
+    def __call__(self, status: int, content_type: str, body: bytes, *, cut: bool, max_chars: int) -> T_co:
+        """What the answer means."""
+        ...
 
 
 class HttpToolCaller:
@@ -67,7 +85,24 @@ class HttpToolCaller:
         except aiohttp.ClientError as exc:
             logger.warning("call %s of %s failed: %s", request.call_id, tool.name, type(exc).__name__)
             answer = _broken(progress)
-        return ToolResult(answer.status, answer.content, progress.attempts)
+        return ToolResult(answer.status, answer.content, progress.attempts, progress.sent)
+
+    async def reconcile(self, tool: Tool, request: ToolRequest) -> ToolResult:
+        """See `ToolCaller.reconcile`. Asks again until the tool knows or the time limit of a call has passed."""
+        asked = msgspec.structs.replace(tool, url=tool.reconcile_url)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + (tool.timeout_s or self._settings.timeout_s)
+        while True:
+            answer: Answer | None = None
+            try:
+                answer = await self._post(asked, request, deadline, _Progress(), read_reconciled)
+            except (_NotSent, asyncio.TimeoutError, aiohttp.ClientError) as exc:
+                logger.warning("call %s of %s not reconciled: %s", request.call_id, tool.name, type(exc).__name__)
+            if answer is not None:
+                return ToolResult(answer.status, answer.content, 1)
+            if loop.time() + RECONCILE_PAUSE_S >= deadline:
+                return ToolResult("unknown", NOT_RECONCILED, 1)
+            await asyncio.sleep(RECONCILE_PAUSE_S)
 
     async def close(self) -> None:
         """Close all connections; calls under way end as errors."""
@@ -77,18 +112,18 @@ class HttpToolCaller:
     async def _with_retries(self, tool: Tool, request: ToolRequest, limit_s: float, progress: _Progress) -> Answer:
         deadline = asyncio.get_running_loop().time() + limit_s
         try:
-            return await self._post(tool, request, deadline, progress)
+            return await self._post(tool, request, deadline, progress, read_answer)
         except _NotSent:
             pass  # only now: setting up retries costs a fifth of a whole call
         async for attempt in stamina.retry_context(
             on=_NotSent, attempts=CONNECT_ATTEMPTS - 1, timeout=limit_s, wait_initial=0.1, wait_max=0.5, wait_jitter=0.1
         ):
             with attempt:
-                return await self._post(tool, request, deadline, progress)
+                return await self._post(tool, request, deadline, progress, read_answer)
         raise AssertionError("stamina returns or raises")  # for the type checker
 
-    async def _post(self, tool: Tool, request: ToolRequest, deadline: float, progress: _Progress) -> Answer:
-        """One attempt. Raises `_NotSent`, `asyncio.TimeoutError`, `aiohttp.ClientError`."""
+    async def _post(self, tool: Tool, request: ToolRequest, deadline: float, progress: _Progress, read: Reader[T]) -> T:
+        """One attempt, its answer read by `read`. Raises `_NotSent`, `asyncio.TimeoutError`, `aiohttp.ClientError`."""
         progress.attempts += 1
         left_s = deadline - asyncio.get_running_loop().time()
         if left_s <= 0:  # to aiohttp, 0 would mean no limit
@@ -103,7 +138,7 @@ class HttpToolCaller:
                 trace_request_ctx=progress,
             ) as response:
                 body = await _read(response.content)
-                return read_answer(
+                return read(
                     response.status,
                     response.headers.get("Content-Type", ""),
                     body,

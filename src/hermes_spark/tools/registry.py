@@ -12,7 +12,6 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal, Protocol, get_args
-from urllib.parse import urlsplit
 
 import msgspec
 import yaml
@@ -22,18 +21,16 @@ from hermes_spark.events import ToolChoice
 from hermes_spark.messages import JsonObject, ToolSpec
 from hermes_spark.settings import ToolSettings
 from hermes_spark.tools.arguments import argument_problems, quoted, schema_fault
+from hermes_spark.tools.definition import tool_fault
 
-Policy = Literal["unknown"]
-"""What may be done with a call that was under way when its owner died; `unknown`: nothing, it is reported as unknown."""
+Policy = Literal["unknown", "idempotent", "reconcile"]
+"""What is done with a call that was under way when its owner died. `idempotent`: it is sent again under the same
+`Idempotency-Key`, and must have no second effect. `reconcile`: the tool is asked at `reconcile_url` what became of it.
+`unknown`: nothing, it is reported as unknown."""
 
-MAX_TIMEOUT_S = 600.0
 MAX_NAMES_SHOWN = 20
 """Tool names listed to a model that asked for one that does not exist."""
 
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
-_HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
-_HEADER_VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
-_OWN_HEADERS = frozenset({"idempotency-key", "content-type", "content-length", "transfer-encoding", "host"})
 _ENV_REFERENCE = re.compile(r"\$\{([^}]*)\}")
 
 
@@ -50,6 +47,8 @@ class Tool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     timeout_s: float | None = None
     """Total time of one call; None: the setting `tools.timeout_s`."""
     policy: Policy = "unknown"
+    reconcile_url: str = ""
+    """Where the policy `reconcile` asks; given like `url`. See `reconcile` for what it answers."""
     side_effects: bool = True
     """False: repeating the call changes nothing, so a call from a cut reply may be used."""
     headers: dict[str, str] = {}
@@ -77,12 +76,15 @@ class ToolRequest(msgspec.Struct, frozen=True):
 class ToolResult(msgspec.Struct, frozen=True):
     """What became of one call."""
 
-    status: Literal["ok", "error", "timeout", "unknown"]
-    """`timeout` (no answer in time) and `unknown` (the connection broke): nobody knows whether it happened."""
+    status: Literal["ok", "error", "timeout", "unknown", "not_run"]
+    """`timeout` (no answer in time) and `unknown` (the connection broke): nobody knows whether it happened. `not_run`: the
+    tool says that it never saw the call and will never run it."""
     content: str
     """What the model reads; at most `tools.max_result_chars` characters."""
     attempts: int
     """1 plus how often a connection that could not be opened was tried again."""
+    sent: bool = True
+    """False: nothing of the request left, so that this request changed nothing."""
 
 
 class ToolCaller(Protocol):
@@ -93,6 +95,14 @@ class ToolCaller(Protocol):
 
         Called concurrently; an implementation bounds what is in flight. Never raises for what the tool or the network does
         wrong: that is a result of another status than `ok`. Cancelling the task gives the answer up, not the effect.
+        """
+        ...
+
+    async def reconcile(self, tool: Tool, request: ToolRequest) -> ToolResult:
+        """Ask, at the tool's `reconcile_url`, what became of a call that an earlier owner had under way.
+
+        The result is that of the call, or `not_run`; `unknown` when the tool does not say within its time limit. Never raises,
+        as `call`.
         """
         ...
 
@@ -108,7 +118,7 @@ class Registry:
         """Raises `SettingsError` for a tool that cannot be used and for a name that is given twice."""
         self._tools: dict[str, Tool] = {}
         for tool in tools:
-            fault = _tool_fault(tool)
+            fault = tool_fault(tool)
             if tool.name in self._tools:
                 fault = "the name is given twice; every tool needs its own"
             if fault:
@@ -223,13 +233,18 @@ def _tool_of(entry: Any, index: int, settings: ToolSettings) -> Tool:
     where = f"tool {quoted(entry['name']) if isinstance(entry, dict) and 'name' in entry else index + 1}"
     policy = entry.get("policy", "unknown") if isinstance(entry, dict) else "unknown"
     if policy not in get_args(Policy):
-        raise SettingsError(f'{where}: policy is {quoted(policy)}; this version knows only "unknown"')
+        raise SettingsError(f"{where}: policy is {quoted(policy)}; expected {', '.join(get_args(Policy))}")
     try:
         tool = msgspec.convert(entry, Tool)
     except msgspec.ValidationError as exc:
         raise SettingsError(f"{where}: {exc}; a tool has {', '.join(Tool.__struct_fields__)}") from None
     headers = {name: _resolve(value, f"{where}: header {name}") for name, value in tool.headers.items()}
-    return msgspec.structs.replace(tool, url=_absolute(tool.url, settings.base_url, where), headers=headers)
+    return msgspec.structs.replace(
+        tool,
+        url=_absolute(tool.url, settings.base_url, where),
+        reconcile_url=tool.reconcile_url and _absolute(tool.reconcile_url, settings.base_url, where),
+        headers=headers,
+    )
 
 
 def _absolute(url: str, base_url: str, where: str) -> str:
@@ -250,33 +265,3 @@ def _resolve(value: str, where: str) -> str:
         return found
 
     return _ENV_REFERENCE.sub(lookup, value)
-
-
-def _tool_fault(tool: Tool) -> str:
-    if not _NAME.fullmatch(tool.name):
-        return "a name is a letter or _ and then at most 63 letters, digits, _, . or -"
-    if tool.timeout_s is not None and not 0 < tool.timeout_s <= MAX_TIMEOUT_S:
-        return f"timeout_s is {tool.timeout_s}; expected seconds above 0, at most {MAX_TIMEOUT_S:g}"
-    return _url_fault(tool.url) or _header_fault(tool.headers) or schema_fault(tool.parameters)
-
-
-def _url_fault(url: str) -> str:
-    try:
-        parts = urlsplit(url)
-        usable = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a port or an IPv6 address that is none
-        usable = False
-    if "@" in url.partition("?")[0]:
-        return "url holds a user name; put credentials into headers as ${ENV_NAME}"
-    if not usable or not url.isprintable() or " " in url:
-        return "url is none; expected http(s)://host[:port]/path without spaces"
-    return ""
-
-
-def _header_fault(headers: dict[str, str]) -> str:
-    for name, value in headers.items():
-        if not _HEADER_NAME.fullmatch(name) or name.lower() in _OWN_HEADERS:
-            return f"header {quoted(name)} cannot be set; expected an HTTP header that calls do not use themselves"
-        if not _HEADER_VALUE.fullmatch(value):
-            return f"header {name} holds a character that HTTP does not allow (a line break?)"
-    return ""
