@@ -140,7 +140,7 @@ class Opened:
         """All that a fold gives: every session's state, which are live, and what the shard remembers."""
         shard = self.shard
         shard.now_ms()  # the clock of a later term is behind, so this is the time of the records
-        memory, _, _ = shard._look()
+        memory, *_ = shard._look()
         known = msgspec.structs.replace(memory, ids=tuple(sorted(memory.ids)), held=dict.fromkeys(memory.held, 0))
         assert shard.held_bytes == sum(memory.held.values())
         return {s: shard.sessions.get(s) for s in sessions}, set(shard.sessions.live), known

@@ -200,7 +200,7 @@ async def test_a_store_that_cannot_be_written_ends_the_shard_and_nobody_waits_fo
 ) -> None:
     hosted = HostedShard(tmp_path, 1, ScriptedModel(one_call_then_answer), tools, Settings())
 
-    def full(changes: object, position: object) -> None:
+    def full(changes: object, position: object, deadlines: object) -> None:
         raise StorageFull("no space at /cache")
 
     monkeypatch.setattr(hosted.store, "write", full)
