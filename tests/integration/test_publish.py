@@ -10,8 +10,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from hermes_spark.events import Coordinates, Event
-from hermes_spark.messages import Usage
-from hermes_spark.state.records import CallSummary, Limits, Outcome, Rejected, Taken
+from hermes_spark.messages import Message, Usage
+from hermes_spark.state.records import CallSummary, Expired, Limits, Outcome, Rejected, Taken
 from hermes_spark.state.storage import Storage
 from hermes_spark.streaming.publish import (
     ParquetSink,
@@ -19,6 +19,7 @@ from hermes_spark.streaming.publish import (
     build_tables,
     controls,
     dead_letters,
+    expired,
     outcomes,
     read_table,
 )
@@ -27,7 +28,7 @@ from hermes_spark.streaming.tables import TABLES
 pytestmark = pytest.mark.spark
 
 NOW = 1_764_500_000_123
-READERS = {"outcomes": outcomes, "dead_letters": dead_letters, "controls": controls}
+READERS = {"outcomes": outcomes, "dead_letters": dead_letters, "controls": controls, "expired": expired}
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +80,7 @@ RECORDS = [
     (0, 2, outcome("s2")),
     (1, 1, Rejected(Coordinates("a.jsonl", 4), "", "not JSON", b"\xff\x00x", 3, 0, NOW)),
     (1, 2, Taken("s1", Event(Coordinates("a.jsonl", 5), "s1", NOW, "reset"), "", Limits(), 0, NOW)),
+    (1, 3, Expired("s1", NOW - 9, 9, 2, 1, NOW - 99, NOW, final=True, messages=(Message("user", "查"),))),
 ]
 
 
@@ -109,7 +111,7 @@ def test_the_audit_has_a_row_per_call(spark, published):
     assert (rows["c2"]["status"], rows["c2"]["sent_at"]) == ("refused", None)
 
 
-@pytest.mark.parametrize("read", [outcomes, audit, dead_letters, controls])
+@pytest.mark.parametrize("read", [outcomes, audit, dead_letters, controls, expired])
 def test_nothing_published_reads_as_empty(spark, tmp_path, read):
     assert read(spark, str(tmp_path)).count() == 0
 

@@ -17,7 +17,17 @@ from hermes_spark.llm.client import Completion
 from hermes_spark.messages import JsonObject, Message, ParsedCall, Reply, Usage
 from hermes_spark.settings import AgentSettings
 from hermes_spark.state.agent_state import NEW, SENT, AgentState, decode_state, encode_state
-from hermes_spark.state.records import Completed, Outcome, Resumed, Returned, SessionRecord, Taken, decode, encode
+from hermes_spark.state.records import (
+    Completed,
+    Expired,
+    Outcome,
+    Resumed,
+    Returned,
+    SessionRecord,
+    Taken,
+    decode,
+    encode,
+)
 
 SESSION = "s1"
 DEFAULTS = AgentSettings()
@@ -106,8 +116,9 @@ class PureHost:
         self.journal.append(data)
         self.records.append(record)
         self.state = apply(self.state, record)
-        assert decode_state(encode_state(self.state)) == self.state
-        self.check()
+        if self.state is not None:
+            assert decode_state(encode_state(self.state)) == self.state
+            self.check()
 
     def check(self) -> None:
         assert self.state is not None
@@ -182,6 +193,12 @@ class PureHost:
 
     def overdue(self) -> None:
         self.append(act.overdue(SESSION, self.state.turn.id, self.tick()))
+
+    def expire(self) -> None:
+        """No host records this over an open turn; if one did, it would be void."""
+        lived = self.state
+        self.append(Expired(SESSION, 0, 1, 0, 0, 0, self.tick()))
+        assert self.state == (None if lived is None or lived.idle else lived)
 
     def crash(self) -> None:
         """Lose everything but the journal, fold it, and settle what was under way as the next owner must."""

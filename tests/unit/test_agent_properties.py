@@ -12,7 +12,7 @@ from hermes_spark.agent.turn import apply
 from hermes_spark.messages import Message, ParsedCall
 from hermes_spark.settings import AgentSettings
 from hermes_spark.state.agent_state import NEW
-from hermes_spark.state.records import Completed, Taken
+from hermes_spark.state.records import Completed, Expired, Taken
 from unit.test_agent_doubles import PureHost, event, says
 
 BOUNDS = st.builds(
@@ -61,6 +61,7 @@ ARGUMENTS = {
     "control": st.tuples(st.sampled_from(["reset", "approval"]), EVENT_IDS),
     "cancel": st.tuples(PICKS, EVENT_IDS),
     "overdue": st.just(()),
+    "expire": st.just(()),
     "crash": st.just(()),
     "fail": st.just(()),
     "answer_too_late": st.tuples(COMPLETIONS),
@@ -120,22 +121,30 @@ class Life:
             self.host.append(act.completion_failed(asked, "model_busy", "too much", self.host.tick()))
 
     def overdue(self):
-        if self.host.state.turn is not None:
+        if self.host.state is not None and self.host.state.turn is not None:
             self.host.overdue()
+
+    def expire(self):
+        self.host.expire()
 
     def crash(self):
         self.host.crash()
 
     def repeat_a_record(self, pick):
-        """Appended a second time, no record but a new event changes anything."""
-        old = [record for record in self.host.records if not isinstance(record, Taken)]
-        if old:
+        """Appended a second time, no record but a new event, or the end of an idle session, changes anything."""
+        old = [record for record in self.host.records if not isinstance(record, Taken | Expired)]
+        if old and self.host.state is None:
+            assert apply(None, old[-1 - pick % len(old)]) is None
+        elif old:
             after = apply(self.host.state, old[-1 - pick % len(old)])
             assert msgspec.structs.replace(after, updated_ms=0) == msgspec.structs.replace(
                 self.host.state, updated_ms=0
             )
 
     def check(self) -> None:
+        if self.host.state is None:
+            assert not self.host.effects
+            return
         assert set(self.host.under_way) <= {call.call.id for call in self.wants(Call)}, "a call sent is forgotten"
         assert bool(self.host.effects) == (self.host.state.turn is not None)
         assert self.host.state.turn is not None or not self.host.state.queue
@@ -158,7 +167,7 @@ class Life:
 
     def check_books(self) -> None:
         host = self.host
-        assert host.state.idle
+        assert host.state is None or host.state.idle
         messages = [r for r in host.records if isinstance(r, Taken) and r.event.type == "message" and not r.repeat]
         assert [outcome.turn_id for outcome in host.outcomes] == [record.turn_id for record in messages]
         assert host.folded() == host.state

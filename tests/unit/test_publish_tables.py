@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from hermes_spark.events import Coordinates, Event
-from hermes_spark.messages import Usage
-from hermes_spark.state.records import CallSummary, Intent, Limits, Outcome, Rejected, Returned, Taken
+from hermes_spark.messages import Message, ParsedCall, Usage
+from hermes_spark.state.records import CallSummary, Expired, Intent, Limits, Outcome, Rejected, Returned, Taken
 from hermes_spark.state.storage import Storage
 from hermes_spark.streaming.publish import ConsoleSink, ParquetSink, parquet_bytes, read_table
 from hermes_spark.streaming.tables import TABLES, build_tables
@@ -130,11 +130,43 @@ def test_control_rows(record, expected):
     assert (row["event_id"], row["event_ts"], row["taken_at"]) == ("e-1", utc(NOW - 9), utc(NOW))
 
 
-def test_records_inside_a_turn_are_not_published():
+def test_expired_row():
+    call = ParsedCall("crm_query", {"name": "张三"}, "c1")
+    history = (Message("user", "hi"), Message("assistant", "", "", (call,)), Message("tool", "[]"))
+    record = Expired("s1", NOW - 60_000, 60_000, 3, 2, NOW - 99_000, NOW, final=True, messages=history, memory={"n": 1})
+    (row,) = build_tables("q", 5, [(2, 9, record)])["expired"].to_pylist()
+    assert json.loads(row.pop("messages")) == [
+        {"role": "user", "content": "hi"},
+        {
+            "role": "assistant",
+            "content": "",
+            "calls": [{"call_id": "c1", "name": "crm_query", "arguments": {"name": "张三"}}],
+        },
+        {"role": "tool", "content": "[]"},
+    ]
+    assert row == {
+        "query_id": "q",
+        "batch_id": 5,
+        "shard": 2,
+        "lsn": 9,
+        "session_id": "s1",
+        "turns": 3,
+        "calls": 2,
+        "memory": '{"n":1}',
+        "ttl_ms": 60_000,
+        "created_at": utc(NOW - 99_000),
+        "active_at": utc(NOW - 60_000),
+        "expired_at": utc(NOW),
+        "schema_version": 1,
+    }
+
+
+def test_records_inside_a_turn_and_expiries_nobody_asked_for_are_not_published():
     inside = [
         (0, 1, taken(event())),
         (0, 2, Intent("s1", "c1", {}, "unknown", NOW, NOW)),
         (0, 3, Returned("s1", "c1", "ok", "", 1, NOW)),
+        (0, 4, Expired("s1", NOW, 1, 1, 1, NOW, NOW)),
     ]
     assert all(table.num_rows == 0 for table in build_tables("q", 5, inside).values())
 

@@ -7,6 +7,7 @@ where a session stands. Both sort before the store's own keys.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import islice
 
 import rocksdict
 
@@ -44,21 +45,20 @@ class Deadlines:
     def due(self, now_ms: int, limit: int) -> list[tuple[int, str]]:
         """The first `limit` (deadline, session id) pairs with a deadline of at most `now_ms`."""
         end = _DUE + _time(now_ms + 1)
-        found: list[tuple[int, str]] = []
-        first = end
-        if limit <= 0:
-            return found
-        for key in self._db.keys(from_key=self._first):
-            if not found:
-                first = min(key, end)
-            if key >= end:
-                break
-            time, session = key[len(_DUE) : len(_DUE) + _BYTES], key[len(_DUE) + _BYTES :]
-            found.append((int.from_bytes(time, "big"), session.decode()))
-            if len(found) == limit:
-                break
-        self._first = max(self._first, first)
-        return found
+        if limit <= 0 or self._first >= end:
+            return []
+        bounded = rocksdict.ReadOptions()
+        bounded.set_iterate_upper_bound(
+            end
+        )  # else a search without a hit walks over all that was ever deleted behind it
+        keys = list(islice(self._db.keys(from_key=self._first, read_opt=bounded), limit))
+        self._first = keys[0] if keys else end
+        return [_entry(key) for key in keys]
+
+
+def _entry(key: bytes) -> tuple[int, str]:
+    place = len(_DUE) + _BYTES
+    return int.from_bytes(key[len(_DUE) : place], "big"), key[place:].decode()
 
 
 def _time(milliseconds: int) -> bytes:
