@@ -89,6 +89,8 @@ class AgentState(msgspec.Struct, frozen=True, array_like=True):
     created_ms: int = 0
     updated_ms: int = 0
     schema_version: int = SCHEMA_VERSION
+    audit_head: str = ""
+    """The newest hash of the session's audit chain (`agent.audit`); empty before its first call."""
 
     @property
     def idle(self) -> bool:
