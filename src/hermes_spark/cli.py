@@ -18,6 +18,7 @@ from hermes_spark.errors import HermesError, SettingsError, StartError
 from hermes_spark.state.agent_state import AgentState
 from hermes_spark.state.arrow import describe
 from hermes_spark.state.storage import storage_errors
+from hermes_spark.streaming.audit import milliseconds, session_rows, verify
 from hermes_spark.streaming.committed import SESSIONS, Committed
 
 
@@ -58,14 +59,18 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("--format", choices=["jsonl", "parquet"], default="jsonl")
     export.add_argument("--output", metavar="FILE", help="where to (default for jsonl: standard output)")
     export.set_defaults(run=_export)
+    audit = commands.add_parser("audit", help="print the calls of a session, or verify what was published")
+    audit.add_argument("session", metavar="SESSION", nargs="?", help="print this session's calls, oldest first")
+    audit.add_argument(
+        "--verify", action="store_true", help="find published outcomes that were changed, removed or added"
+    )
+    audit.add_argument("--sink", metavar="PATH", help="the job's spark.hermes.sink.path")
+    audit.set_defaults(run=_audit)
+    for each in (ls, show, export, audit):
+        each.add_argument("--checkpoint", metavar="PATH", required=True, help="the job's spark.hermes.checkpoint")
     for each in (ls, show, export):
-        _add_place(each)
+        each.add_argument("--batch", metavar="N", type=int, help="as of batch N (default: the last committed one)")
     return parser
-
-
-def _add_place(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--checkpoint", metavar="PATH", required=True, help="the job's spark.hermes.checkpoint")
-    parser.add_argument("--batch", metavar="N", type=int, help="as of batch N (default: the last committed one)")
 
 
 def _run(_: argparse.Namespace) -> int:
@@ -137,6 +142,40 @@ def _write_parquet(committed: Committed, out: BinaryIO) -> None:
 def _batches(committed: Committed) -> Iterator[pa.RecordBatch]:
     for shard in committed.shards:
         yield from committed.tables(shard)
+
+
+# ---------------------------------------------------------------------- audit
+
+
+def _audit(asked: argparse.Namespace) -> int:
+    if asked.verify == (asked.session is not None):
+        raise SettingsError("Name a SESSION to print its calls, or give --verify to check all that was published.")
+    if asked.verify:
+        return _verify(asked.checkpoint, asked.sink)
+    rows = session_rows(Committed.at(asked.checkpoint), asked.session, asked.sink)
+    _say(f"{'done':24} {'status':8} {'turn':8} {'step':>4} {'hash':12} call")
+    for row in rows:
+        for call in row["calls"]:
+            done = _utc(milliseconds(call["done_at"]))
+            _say(
+                f"{done} {call['status']:8} {row['turn_id'][:8]} {call['step']:4} {(call['hash'] or '-')[:12]:12} "
+                f"{_shown(call['name'])} {_shown(call['arguments'])}"
+            )
+    return 0
+
+
+def _verify(checkpoint: str, sink: str | None) -> int:
+    if sink is None:
+        raise SettingsError(
+            "--verify compares with what was published: give --sink PATH, the job's spark.hermes.sink.path."
+        )
+    report = verify(checkpoint, sink)
+    for finding in report.findings:
+        _say(_shown(finding))
+    others = f"; {report.others} outcomes of other checkpoints were left out" if report.others else ""
+    verdict = f"{len(report.findings)} findings" if report.findings else "all as they were recorded"
+    _say(f"{report.outcomes} outcomes with {report.calls} calls: {verdict}{others}")
+    return 1 if report.findings else 0
 
 
 # ---------------------------------------------------------------------- output

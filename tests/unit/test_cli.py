@@ -107,6 +107,32 @@ def test_an_export_that_fails_leaves_the_older_file(made, tmp_path, capfdbinary)
     assert not list(tmp_path.glob(".*"))
 
 
+def test_the_calls_of_a_session_are_printed(made, capfdbinary):
+    assert command(["audit", "张三", "--checkpoint", str(made.path)]) == 0
+    head, *calls = lines(capfdbinary)
+    assert head.split() == ["done", "status", "turn", "step", "hash", "call"]
+    assert [line.split(maxsplit=5)[5] for line in calls] == [
+        'look {"name":"张三"}',
+        'look {"n":1,"deep":[1.5,null,{"x":true}]}',
+        'look {"name":"now"}',
+    ]
+    assert calls[-1].split()[4] == made.states["张三"].audit_head[:12]
+
+
+def test_a_sink_that_fits_is_verified(made, capfdbinary):
+    assert command(["audit", "--verify", "--checkpoint", str(made.path), "--sink", str(made.sink)]) == 0
+    assert lines(capfdbinary) == ["5 outcomes with 4 calls: all as they were recorded"]
+
+
+def test_a_sink_that_does_not_fit_is_told_row_by_row(made, capfdbinary):
+    max(made.sink.glob("outcomes/*/*.parquet")).unlink()
+    assert command(["audit", "--verify", "--checkpoint", str(made.path), "--sink", str(made.sink)]) == 1
+    *found, verdict = lines(capfdbinary)
+    assert len(found) == 3
+    assert all(line.endswith("was removed") for line in found)
+    assert verdict == "2 outcomes with 2 calls: 3 findings"
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -117,6 +143,11 @@ def test_an_export_that_fails_leaves_the_older_file(made, tmp_path, capfdbinary)
         (["state", "show", "nobody"], "There is no session 'nobody' at batch 2"),
         (["state", "ls", "--batch", "9"], "no commit of batch 9; those of batches 0 to 2 are kept"),
         (["state", "export", "--format", "parquet"], "--output FILE"),
+        (["audit"], "Name a SESSION"),
+        (["audit", "s1", "--verify"], "Name a SESSION"),
+        (["audit", "s-open"], "No turn of a session 's-open' has ended up to batch 2"),
+        (["audit", "--verify"], "give --sink PATH"),
+        (["audit", "--verify", "--sink", "/nowhere"], "/nowhere is no directory of published tables"),
     ],
 )
 def test_what_is_wrong_is_said_in_a_sentence(made, capfdbinary, arguments, said):

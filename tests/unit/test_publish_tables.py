@@ -87,6 +87,8 @@ def test_outcome_row():
                 "attempts": 1,
                 "sent_at": utc(NOW - 50),
                 "done_at": utc(NOW - 20),
+                "previous_hash": "",
+                "hash": "07cd209447cb7a5bf4e49555ac7c62bf",
             }
         ],
         "prompt_tokens": 100,
@@ -95,7 +97,7 @@ def test_outcome_row():
         "taken_at": utc(NOW - 400),
         "finished_at": utc(NOW),
         "metadata": '{"channel":"web","n":1}',
-        "schema_version": 1,
+        "schema_version": 2,
     }
 
 

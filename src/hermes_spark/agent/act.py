@@ -164,6 +164,7 @@ def outcome(state: AgentState, finish: Finish, now_ms: int) -> Outcome:
         taken_ms=turn.taken_ms,
         time_ms=now_ms,
         metadata=turn.metadata,
+        audit_head=state.audit_head,
     )
 
 

@@ -32,8 +32,8 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from hermes_spark.agent import audit, context
 from hermes_spark.agent import calls as calls_of
-from hermes_spark.agent import context
 from hermes_spark.events import Event
 from hermes_spark.messages import Message, ParsedCall
 from hermes_spark.state.agent_state import DONE, AgentState, CallState, Queued, Turn
@@ -242,5 +242,6 @@ def _outcome(state: AgentState, record: Outcome) -> AgentState:
         messages=context.trim(context.without_reasoning(messages), turn.limits.history_chars),
         turns=state.turns + 1,
         calls=state.calls + sum(call.sent_ms > 0 for call in turn.past_calls + calls),
+        audit_head=audit.hashes(record)[-1],
     )
     return _advance(state)

@@ -99,6 +99,8 @@ class AgentState(msgspec.Struct, frozen=True, array_like=True):
     """How long it is kept after `updated_ms` without activity, as its newest event says; 0: for ever."""
     session_ttl_ms: int | None = None
     """What events of this session mean that name no time to live themselves; None: the setting."""
+    audit_head: str = ""
+    """The newest hash of the session's audit chain (`agent.audit`); empty before its first call."""
 
     @property
     def idle(self) -> bool:

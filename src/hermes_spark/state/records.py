@@ -199,6 +199,8 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True, tag="o"):
     taken_ms: int
     time_ms: int
     metadata: JsonObject = {}
+    audit_head: str = ""
+    """The newest hash of the session's audit chain before this turn's calls (`agent.audit`); empty when it begins here."""
 
 
 class Expired(msgspec.Struct, frozen=True, array_like=True, tag="z"):

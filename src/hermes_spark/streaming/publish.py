@@ -7,7 +7,7 @@ batches are published as one, which is what keeps the Parquet sink's files few: 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -106,15 +106,26 @@ def read_table(path: str | Path, name: str) -> pa.Table:
 
     Safe while the job writes: only whole files have the name that is looked for.
     """
+    return read_files(table_files(path, name), name)
+
+
+def table_files(path: str | Path, name: str) -> list[Path]:
+    """The files of a published table below a local directory, as of now."""
+    return sorted(Path(path).glob(f"{name}/batch_id=*/part-*.parquet"))
+
+
+def read_files(files: Sequence[Path], name: str, where: pyarrow.dataset.Expression | None = None) -> pa.Table:
+    """The rows of some `table_files` of the table `name`, those that fit `where`, by publishing batch."""
     schema = TABLES[name]
-    files = sorted(Path(path).glob(f"{name}/batch_id=*/part-*.parquet"))
     if not files:
         return schema.empty_table()
     partitioning = pyarrow.dataset.partitioning(pa.schema([schema.field("batch_id")]), flavor="hive")
     dataset = pyarrow.dataset.dataset(
         [str(file) for file in files], schema=schema, format="parquet", partitioning=partitioning
     )
-    return dataset.to_table().sort_by([("batch_id", "ascending"), ("shard", "ascending"), ("lsn", "ascending")])
+    return dataset.to_table(filter=where).sort_by(
+        [("batch_id", "ascending"), ("shard", "ascending"), ("lsn", "ascending")]
+    )
 
 
 def outcomes(spark: SparkSession, path: str) -> DataFrame:

@@ -13,15 +13,17 @@ a session and a time that never came are null. All times are `timestamp[ms]` in 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import Any
 
 import msgspec
 import pyarrow as pa
 
+from hermes_spark.agent.audit import hashes
 from hermes_spark.messages import Message
 from hermes_spark.state.records import CallSummary, Expired, Outcome, Record, Rejected, Taken
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Counts changes of the columns below."""
 
 _TIME = pa.timestamp("ms", tz="UTC")
@@ -37,6 +39,11 @@ _CALL = pa.struct(
         ("attempts", pa.int32()),
         ("sent_at", _TIME),  # null: never sent
         ("done_at", _TIME),
+        (
+            "previous_hash",
+            pa.string(),
+        ),  # of the session's call before, empty for the first; null before schema version 2
+        ("hash", pa.string()),  # agent.audit
     ]
 )
 
@@ -158,7 +165,7 @@ def _outcome(record: Outcome) -> dict[str, Any]:
         "reply": record.reply,
         "truncated": record.truncated,
         "steps": record.steps,
-        "calls": [_call(call) for call in record.calls],
+        "calls": [_call(*each) for each in zip(record.calls, pairwise(hashes(record)), strict=True)],
         "prompt_tokens": record.usage.prompt_tokens,
         "completion_tokens": record.usage.completion_tokens,
         "event_ts": record.event_ts_ms,
@@ -168,7 +175,7 @@ def _outcome(record: Outcome) -> dict[str, Any]:
     }
 
 
-def _call(call: CallSummary) -> dict[str, Any]:
+def _call(call: CallSummary, link: tuple[str, str]) -> dict[str, Any]:
     return {
         "call_id": call.id,
         "name": call.name,
@@ -179,6 +186,8 @@ def _call(call: CallSummary) -> dict[str, Any]:
         "attempts": call.attempts,
         "sent_at": call.sent_ms or None,
         "done_at": call.done_ms or None,
+        "previous_hash": link[0],
+        "hash": link[1],
     }
 
 
