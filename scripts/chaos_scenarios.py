@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from chaos_parts.damage import DAMAGE
 from chaos_parts.kills import KILLS
 from chaos_parts.points import TASK_FAILS_TWICE, point_scenarios
+from chaos_parts.services import SERVICES
 from chaos_parts.world import Scenario
 
 
@@ -14,4 +16,4 @@ def quick() -> list[Scenario]:
 
 def everything() -> list[Scenario]:
     """The whole matrix."""
-    return [*quick(), *KILLS, TASK_FAILS_TWICE]
+    return [*quick(), *KILLS, TASK_FAILS_TWICE, *SERVICES, *DAMAGE]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from chaos_parts.world import Scenario, World
+from chaos_parts.world import STARTS, Failed, Scenario, World
 from stack import ROOT
 
 _POINT = re.compile(r"faults\.point\(\s*\"([a-z_.]+)\"")
@@ -45,6 +45,25 @@ def point_scenarios() -> list[Scenario]:
         )
         for point in crash_points()
     ]
+
+
+def all_points(kinds: tuple[str, ...], name: str) -> Scenario:
+    """Every crash point of some kinds in the life of one checkpoint, each once."""
+    points = [point for point in crash_points() if point.startswith(kinds)]
+    return Scenario(name, run_until_all_fired, faults=",".join(map(fault_of, points)), master=RETRYING)
+
+
+def run_until_all_fired(world: World) -> None:
+    """New events for every start, until each armed point has had its turn."""
+    armed = len(world.scenario.faults.split(","))
+    world.load()
+    while True:
+        world.load(files=2)
+        world.start()
+        if world.wait_end() == 0 and len(world.all_fired()) == armed:
+            return
+        if world.starts >= STARTS:
+            raise Failed(f"only {', '.join(world.all_fired())} fired in {STARTS} starts: {world.last_word()}")
 
 
 TASK_FAILS_TWICE = Scenario(

@@ -13,18 +13,24 @@ import psutil
 import yaml
 
 from chaos_parts.counts import Counts, Identity, count
-from hermes_spark.tools.demo.messages import demo_event
-from jobs import Job, kill_process
-from stack import ROOT, Stack, StackError
+from jobs import Job, kill_process, question
+from stack import ROOT, Stack, StackError, ToolService
 
 SESSIONS = 12
 FILES = 4
 TOOL_DELAY_MS = 400
 """Long enough that calls are under way at any moment of the load."""
 IDLE_S = 2
-STARTS = 8
+STARTS = 10
 """So often the job is started until it has ended well."""
 RUN_S = 150.0
+QUESTIONS = (
+    "查一下客户张三的订单状态",
+    "What is the status of order A-1002?",
+    "What is the status of order A-1003? Also look up the customer 张三 in the CRM.",
+    'Create a ticket titled "Parcel arrived damaged" with high priority',
+)
+"""Each asks for one or two calls, and the shop refuses none of them."""
 ENDING_S = 15.0
 """How long the rest of a dead job may live on: the driver's way out of a lost JVM takes some seconds."""
 POLL_S = 0.1
@@ -57,16 +63,19 @@ class World:
     def __init__(self, stack: Stack, triton: str, scenario: Scenario) -> None:
         self.stack = stack
         self.scenario = scenario
-        self.tools = stack.tools("--delay-ms", str(TOOL_DELAY_MS))
+        self.tools = self.start_tools()
         self.job = Job(stack, triton, self.tools, **{**_settings(stack.directory), **scenario.settings})
         self.job.master = scenario.master
         self.marks = stack.directory / "fired"
         self.marks.mkdir()
+        self.sink = stack.directory / "out"
+        self.settings: dict[str, object] = {}
+        """Of every start, beside those of the scenario."""
         self.executed_before: dict[str, int] = {}
         """By call id, what an earlier tool service of the same checkpoint executed."""
         self.fired: list[str] = []
         self.starts = 0
-        self._events: set[Identity] = set()
+        self.events: set[Identity] = set()
         self._fault_s: float | None = None
         self._started_s = 0.0
         self._processes: dict[int, float] = {}
@@ -77,17 +86,22 @@ class World:
     def load(self, files: int = FILES, each: int = SESSIONS) -> None:
         """Put event files where the job reads them; one file is one batch."""
         for _ in range(files):
-            lines = [demo_event(next(self._numbers), sessions=SESSIONS) for _ in range(each)]
-            self.job.drop(lines)
+            numbers = itertools.islice(self._numbers, each)
+            self.job.drop(question(f"s{n % SESSIONS}", QUESTIONS[n % len(QUESTIONS)]) for n in numbers)
             name = max(path.name for path in self.job.events.iterdir())
-            self._events |= {(name, line) for line in range(each)}
+            self.events |= {(name, line) for line in range(each)}
 
     def start(self) -> None:
         """Submit the job, armed as the scenario says; it ends by itself when it is idle."""
         self._processes = {}
         self.starts += 1
         self._started_s = time.time()
-        self.job.start({"HERMES_FAULTS": self.scenario.faults, "HERMES_FAULTS_DIR": str(self.marks)})
+        self.job.start({"HERMES_FAULTS": self.scenario.faults, "HERMES_FAULTS_DIR": str(self.marks)}, **self.settings)
+
+    def start_tools(self, port: int = 0) -> ToolService:
+        """Start the tool service (again); what it has executed is remembered."""
+        self.tools = self.stack.tools("--delay-ms", str(TOOL_DELAY_MS), "--port", str(port))
+        return self.tools
 
     def mid_batch(self) -> None:
         """Wait until calls have been executed and others are under way."""
@@ -103,7 +117,7 @@ class World:
         deadline = time.monotonic() + within_s
         while not condition():
             if not self._alive():
-                raise Failed(f"the job ended while waiting for {what}: {self._last_line()}")
+                raise Failed(f"the job ended while waiting for {what}: {self.last_word()}")
             if time.monotonic() > deadline:
                 raise Failed(f"waited {within_s:g} s in vain for {what}")
             self.note_processes()
@@ -123,7 +137,7 @@ class World:
         while True:
             if not self._alive():
                 if self.starts >= STARTS:
-                    raise Failed(f"the job did not end well in {STARTS} starts: {self._last_line()}")
+                    raise Failed(f"the job did not end well in {STARTS} starts: {self.last_word()}")
                 self.start()
             if self.wait_end() == 0:
                 return
@@ -134,13 +148,19 @@ class World:
         deadline = time.monotonic() + RUN_S
         while self._alive():
             if time.monotonic() > deadline:
-                raise Failed(f"the job has not ended after {RUN_S:g} s: {self._last_line()}")
+                raise Failed(f"the job has not ended after {RUN_S:g} s: {self.last_word()}")
             self.note_processes()
             time.sleep(POLL_S)
         self._expect_no_survivors()
         return self.job.part.wait(1)
 
     # ------------------------------------------------------------------ judging
+
+    def last_word(self) -> str:
+        """What the job said last in its log, in its own name if it did."""
+        assert self.job.part is not None
+        lines = self.job.part.log.read_text(errors="replace").splitlines()
+        return next((line for line in reversed(lines) if line.startswith("hermes-spark: ")), lines[-1] if lines else "")
 
     def counts(self) -> Counts:
         """What came of it."""
@@ -150,7 +170,7 @@ class World:
         since_s = self.fault_s
         if since_s is not None and self.starts > 1 and self._started_s > since_s:
             since_s = self._started_s
-        return count(self._events, self.job.directory / "out", executions, since_s)
+        return count(self.events, self.sink, executions, since_s)
 
     @property
     def fault_s(self) -> float | None:
@@ -197,16 +217,6 @@ class World:
     def _alive(self) -> bool:
         return self.job.part is not None and self.job.part.alive
 
-    def _last_line(self) -> str:
-        assert self.job.part is not None
-        return last_sentence(self.job.part.log)
-
-
-def last_sentence(log: Path) -> str:
-    """The job's own last word in its log."""
-    lines = log.read_text(errors="replace").splitlines()
-    return next((line for line in reversed(lines) if line.startswith("hermes-spark: ")), lines[-1] if lines else "")
-
 
 def run_scenario(scenario: Scenario, directory: Path, triton: str) -> dict[str, object]:
     """Run one scenario below `directory`; its line of the report. Raises `Skipped`."""
@@ -236,14 +246,23 @@ def run_scenario(scenario: Scenario, directory: Path, triton: str) -> dict[str, 
 def _figures(world: World, problems: list[str]) -> dict[str, object]:
     counts = world.counts()
     fired = world.all_fired()
-    armed = [entry.partition("=")[0].strip() for entry in filter(None, world.scenario.faults.split(","))]
-    if missing := [name for name in armed if name not in fired]:
+    if missing := [name for name in _marks_of(world.scenario.faults) if name not in fired]:
         problems.append(f"did not fire: {', '.join(missing)}")
     elif not fired:
         problems.append("no fault fired")
     if not counts.right:
         problems.append("events were lost, published twice, or calls ran again")
     return {**counts.as_json(), "fired": fired, "starts": world.starts}
+
+
+def _marks_of(faults: str) -> list[str]:
+    """The files that the armed faults leave when they have all fired."""
+    marks = []
+    for entry in filter(None, faults.split(",")):
+        point, _, action = entry.partition("=")
+        times = int(action.rpartition("x")[2]) if "x" in action else 1
+        marks += [point, *(f"{point}.{number}" for number in range(2, times + 1))]
+    return marks
 
 
 def _settings(directory: Path) -> dict[str, object]:
