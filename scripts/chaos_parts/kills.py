@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-import signal
+import os
+import shutil
 import time
+from pathlib import Path
 
 import psutil
+import pyspark
 
-from chaos_parts.world import Failed, Scenario, World
+from chaos_parts.world import RUN_S, Failed, Scenario, World
 
 GONE_S = 5.0
+OVERTAKEN_S = 120.0
+"""How long a driver may take to find out that it has been overtaken, and to end."""
 EXECUTORS = "local-cluster[2,4,700]"
+TWO_EXECUTORS = {"hosts": 2, "spark.executor.memory": "600m"}
 
 
 def _in_the_middle(world: World) -> None:
@@ -69,30 +75,46 @@ def kill_executor(world: World) -> None:
     """The executor that the newest host runs on; another one is there."""
     _in_the_middle(world)
     host = world.host()
+    host_started_s = host.create_time()
     executor = _parent(_parent(host, "pyspark.daemon"), "CoarseGrainedExecutorBackend")
     _kill(world, executor, "an executor")
     _expect_gone(host)
     world.drain()
+    _sweep(host_started_s)
 
 
-def stop_host_until_overtaken(world: World) -> None:
-    """A host stands still, its driver dies, the next job's host owns the shards, and then the first one goes on."""
+def stop_job_until_overtaken(world: World) -> None:
+    """Driver and host stand still, another job takes their place, and they go on: nothing that they do may count any more."""
     _in_the_middle(world)
-    host = world.host()
-    host.suspend()
-    world.hit("SIGSTOP of an agent host")
-    assert world.job.part is not None
-    psutil.Process(world.job.part.process.pid).kill()
-    world.job.part.wait(10)
-    executed = world.tools.counters()["total"]
-    world.start()
-    world.until(lambda: world.tools.counters()["total"] > executed, "calls of the new owner")
-    if not host.is_running():
-        raise Failed("the stopped host was ended before it could go on")
-    host.send_signal(signal.SIGCONT)
-    world.hit("SIGCONT of the overtaken host")
-    _expect_gone(host)
+    first = world.job.part
+    assert first is not None
+    submitted = psutil.Process(first.process.pid)
+    stopped = [submitted, *submitted.children(recursive=True)]
+    for process in stopped:
+        process.suspend()
+    world.hit("SIGSTOP of driver and host")
+    try:
+        executed = world.tools.counters()["total"]
+        world.start()
+        world.until(lambda: world.tools.counters()["total"] > executed, "calls of the new owner")
+    finally:
+        for process in stopped:
+            process.resume()
+    world.hit("SIGCONT of the overtaken driver and host")
     world.drain()
+    status = first.wait(OVERTAKEN_S)
+    for process in stopped:
+        _expect_gone(process)
+    if status == 0:
+        raise Failed("the overtaken job ended as if all were well")
+
+
+def _sweep(since_s: float) -> None:
+    """Remove the directories that `local-cluster` leaves in Spark's home for the executors of this run."""
+    home = Path(os.environ.get("SPARK_HOME") or Path(pyspark.__file__).parent)
+    for directory in (home / "work").glob("app-*"):
+        if directory.stat().st_mtime >= since_s - RUN_S:
+            shutil.rmtree(directory)
 
 
 def _parent(process: psutil.Process, name: str) -> psutil.Process:
@@ -107,7 +129,7 @@ def _expect_gone(process: psutil.Process) -> None:
     while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
         if time.monotonic() > deadline:
             process.kill()
-            raise Failed(f"agent host {process.pid} lived on for {GONE_S:g} s without the process it was forked from")
+            raise Failed(f"process {process.pid} lived on for {GONE_S:g} s")
         time.sleep(0.05)
 
 
@@ -117,6 +139,11 @@ KILLS = [
     Scenario("SIGKILL of the driver's JVM", kill_jvm),
     Scenario("SIGKILL of the Python driver", kill_python_driver),
     Scenario("SIGKILL of everything", kill_everything),
-    Scenario("SIGKILL of an executor", kill_executor, master=EXECUTORS, settings={"hosts": 2}),
-    Scenario("a stopped host goes on after its shards have a new owner", stop_host_until_overtaken),
+    Scenario(
+        "SIGKILL of an executor",
+        kill_executor,
+        master=EXECUTORS,
+        settings={"hosts": 2, "spark.executor.memory": "600m"},
+    ),
+    Scenario("a stopped driver and host go on after another job took over", stop_job_until_overtaken),
 ]
