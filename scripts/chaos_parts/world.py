@@ -23,7 +23,7 @@ TOOL_DELAY_MS = 400
 IDLE_S = 2
 STARTS = 10
 """So often the job is started until it has ended well."""
-RUN_S = 150.0
+RUN_S = 300.0
 QUESTIONS = (
     "查一下客户张三的订单状态",
     "What is the status of order A-1002?",

@@ -36,6 +36,7 @@ class ThreadHost:
 
     def __init__(self, payload: HostPayload, ended: Callable[[HostExit], None], launcher: Launcher) -> None:
         launcher.hosts.append(self)
+        self.payload = payload
         self.index = payload.index
         self.terms: dict[int, TermId] = {}
         self.seen: list[Assignment] = []
@@ -125,6 +126,16 @@ def test_a_dead_host_comes_back_with_fresh_terms(fleet: Fleet, launcher: Launche
     after = fleet.ownership().terms
     assert all(after[shard] > before[shard] for shard in (0, 2))
     assert all(after[shard] == before[shard] for shard in (1, 3))
+
+
+def test_a_host_that_spark_itself_started_again_gets_its_shards_again(fleet: Fleet, launcher: Launcher) -> None:
+    fleet.start(2, 4, CommittedView({}, {}))
+    before = fleet.ownership().terms
+    ThreadHost(launcher.of(0).payload, lambda _: None, launcher)
+    fleet.wait_ready(5)
+    after = fleet.ownership()
+    assert {after.addresses[shard] for shard in (0, 2)} == {launcher.of(0).server.address}
+    assert all(after.terms[shard] > before[shard] for shard in (0, 2))
 
 
 def test_while_a_host_is_gone_its_shards_have_no_owner(fleet: Fleet, launcher: Launcher) -> None:
