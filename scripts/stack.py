@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -111,9 +111,9 @@ class Stack:
         self.parts.append(part)
         return part
 
-    def triton(self, **parameters: object) -> str:
-        """Start Triton with the reference engine; returns its gRPC address."""
-        http, grpc, metrics = free_ports(3)
+    def triton(self, ports: Sequence[int] = (), **parameters: object) -> str:
+        """Start Triton with the reference engine; returns its gRPC address. `ports` are HTTP's, gRPC's and that of metrics."""
+        http, grpc, metrics = ports or free_ports(3)
         state = ["--state", str(self.directory / "triton")]
         command = [str(ROOT / "scripts/triton"), "start", *state]
         command += ["--http-port", str(http), "--grpc-port", str(grpc), "--metrics-port", str(metrics)]

@@ -112,7 +112,8 @@ def run_job(spark: SparkSession, settings: Settings) -> Ended:
     commits = CommitLog(storage)
     query_id = commits.meta(settings.state.shards).query_id
     rival.check()
-    claim = DriverClaim.take(storage)
+    last = commits.last()
+    claim = DriverClaim.take(storage, known=0 if last is None else last.epoch)
     log.info("query %s, epoch %d: %d hosts, %d slots for batches", query_id, claim.epoch, slots.hosts, slots.tasks)
     fleet = _fleet(spark.sparkContext, settings, query_id, claim.epoch, state_path)
     claim.keep_beating(fleet.fail)

@@ -105,31 +105,6 @@ def test_a_full_host_makes_the_hand_off_wait_and_a_dead_one_does_not(
     assert {row["status"] for row in outcomes} == {"completed"}
 
 
-@pytest.mark.parametrize(
-    "point", ["driver.after_handoff", "driver.after_commit", "driver.after_publish", "host.after_call"]
-)
-def test_a_crash_at_a_named_point_is_mended_by_the_next_start(
-    stack: Stack, triton: str, tools: ToolService, point: str
-) -> None:
-    fired = stack.directory / "fired"
-    fired.mkdir()
-    job = Job(stack, triton, tools)
-    rows = job.drop(some_questions(30))
-    part = job.start(environment={"HERMES_FAULTS": f"{point}=kill", "HERMES_FAULTS_DIR": str(fired)})
-    if point.startswith("driver"):
-        part.wait(120)
-        job.finish()
-    else:
-        job.until(lambda: len(job.rows()) == rows, "all outcomes")
-    assert [file.name for file in fired.iterdir()] == [point]
-    outcomes = job.rows()
-    assert len(outcomes) == rows
-    assert one_each(outcomes)
-    assert executed_more_than_once(tools) == {}
-    if point == "host.after_call":
-        assert "unknown" in {call["status"] for row in outcomes for call in row["calls"]}
-
-
 def test_available_now_takes_what_is_there_and_ends(stack: Stack, triton: str, tools: ToolService) -> None:
     job = Job(stack, triton, tools, **{"trigger.available_now": True, "source.max_files_per_trigger": 2})
     rows = sum(job.drop(some_questions(5)) for _ in range(5))

@@ -1,5 +1,6 @@
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from hermes_spark.errors import CheckpointMismatch, StateError
@@ -38,6 +39,29 @@ def test_a_damaged_object_names_itself(storage: Storage) -> None:
         CommitLog(storage).last()
 
 
+def test_no_flipped_bit_and_no_cut_makes_another_commit(storage: Storage) -> None:
+    log, key = CommitLog(storage), "commits/000000000004.json"
+    log.put(a_commit(4))
+    whole = storage.get(key)
+    assert whole is not None
+    damaged = [whole[: number // 8] + bytes([whole[number // 8] ^ 1 << number % 8]) + whole[number // 8 + 1 :]
+               for number in range(8 * len(whole))]  # fmt: skip
+    for data in [*damaged, *(whole[:length] for length in range(len(whole)))]:
+        (Path(storage.location) / key).write_bytes(data)
+        try:
+            found = log.last()
+        except StateError as exc:
+            refused = str(exc)
+        else:
+            refused = f"{key} is damaged" if found == a_commit(4) else ""
+        assert f"{key} is damaged" in refused
+
+
+def test_a_commit_without_a_digest_can_be_read(storage: Storage) -> None:
+    storage.put("commits/000000000004.json", msgspec.json.encode(a_commit(4)))
+    assert CommitLog(storage).last() == a_commit(4)
+
+
 def test_what_is_stored_counts_not_what_is_put(storage: Storage) -> None:
     log = CommitLog(storage)
     assert log.put(a_commit(4, lsn=7)).positions[0].lsn == 7
@@ -74,6 +98,11 @@ def test_a_replay_must_read_the_same_offsets() -> None:
 def test_anything_else_does_not_belong_together(last: Commit | None, batch: int) -> None:
     with pytest.raises(CheckpointMismatch, match="do not belong together"):
         check_succession(last, batch, "digest-4")
+
+
+def test_a_commit_that_is_missing_is_named() -> None:
+    with pytest.raises(CheckpointMismatch, match=r"commits/000000000005\.json is not there"):
+        check_succession(a_commit(4), 6, "digest-4")
 
 
 def test_sparks_offsets_without_what_differs_between_runs(storage: Storage) -> None:

@@ -122,3 +122,7 @@ def test_an_end_that_cannot_be_noted_is_no_error(storage: Storage, monkeypatch: 
 
     monkeypatch.setattr(storage, "put", full)
     claim.end()
+
+
+def test_a_deleted_claim_is_not_claimed_again(storage: Storage) -> None:
+    assert DriverClaim.take(storage, known=4).epoch == 5

@@ -42,6 +42,24 @@ def test_an_armed_point_acts_at_the_passage_named_and_only_then() -> None:
         faults.point("host.after_result")
 
 
+def test_a_fault_acts_so_many_times_as_it_is_told(tmp_path: Path) -> None:
+    faults.arm("task.after_offer=raise@2x2", tmp_path)
+    faults.point("task.after_offer")
+    for _ in range(2):
+        with pytest.raises(faults.InjectedFault):
+            faults.point("task.after_offer")
+    faults.point("task.after_offer")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["task.after_offer", "task.after_offer.2"]
+
+
+def test_what_another_process_has_had_counts(tmp_path: Path) -> None:
+    (tmp_path / "task.after_offer").touch()
+    faults.arm("task.after_offer=raisex2", tmp_path)
+    with pytest.raises(faults.InjectedFault):
+        faults.point("task.after_offer")
+    faults.point("task.after_offer")
+
+
 def test_no_handler_of_ordinary_errors_takes_an_injected_fault() -> None:
     assert not issubclass(faults.InjectedFault, Exception)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
@@ -37,12 +36,12 @@ class ThreadHost:
 
     def __init__(self, payload: HostPayload, ended: Callable[[HostExit], None], launcher: Launcher) -> None:
         launcher.hosts.append(self)
+        self.payload = payload
         self.index = payload.index
         self.terms: dict[int, TermId] = {}
         self.seen: list[Assignment] = []
         self.opens = launcher.opens
         self.launcher = launcher
-        self.driver = payload.driver
         self.barrier_error: HermesError | None = None
         self._ended = ended
         self.server = WireServer("127.0.0.1", TOKEN, self)
@@ -140,6 +139,16 @@ def test_a_dead_host_comes_back_with_fresh_terms(fleet: Fleet, launcher: Launche
     assert all(after[shard] == before[shard] for shard in (1, 3))
 
 
+def test_a_host_that_spark_itself_started_again_gets_its_shards_again(fleet: Fleet, launcher: Launcher) -> None:
+    fleet.start(2, 4, CommittedView({}, {}))
+    before = fleet.ownership().terms
+    ThreadHost(launcher.of(0).payload, lambda _: None, launcher)
+    fleet.wait_ready(5)
+    after = fleet.ownership()
+    assert {after.addresses[shard] for shard in (0, 2)} == {launcher.of(0).server.address}
+    assert all(after.terms[shard] > before[shard] for shard in (0, 2))
+
+
 def test_while_a_host_is_gone_its_shards_have_no_owner(fleet: Fleet, launcher: Launcher) -> None:
     fleet.start(2, 4, CommittedView({}, {}))
     launcher.refuses = {0}
@@ -216,20 +225,6 @@ def test_errors_keep_their_class_over_the_wire(fleet: Fleet, launcher: Launcher)
     with pytest.raises(StorageFull, match="no space"):
         client.act("x", b"", 5)
     server.shutdown()
-
-
-def test_a_host_that_spark_itself_started_again_gets_its_shards(fleet: Fleet, launcher: Launcher) -> None:
-    fleet.start(1, 2, CommittedView({}, {}))
-    before, first = fleet.ownership().terms, launcher.of(0)
-    payload = HostPayload(0, TOKEN, first.driver, "", "q", "/state", b"{}")
-    ThreadHost(payload, lambda exit_: None, launcher)
-    deadline = time.monotonic() + 10
-    while launcher.of(0).terms.keys() != {0, 1} and time.monotonic() < deadline:
-        time.sleep(0.01)
-    fleet.wait_ready(5)
-    after = fleet.ownership()
-    assert after.addresses[0] == launcher.of(0).server.address
-    assert all(after.terms[shard] > before[shard] for shard in (0, 1))
 
 
 def test_a_host_that_cannot_open_its_shards_is_started_again(fleet: Fleet, launcher: Launcher) -> None:

@@ -11,6 +11,7 @@ Whatever a put answers, the stored record is read back and counts.
 from __future__ import annotations
 
 import hashlib
+import re
 import uuid
 from typing import Protocol, TypeVar
 
@@ -25,6 +26,9 @@ T = TypeVar("T")
 FORMAT = 1
 KEPT_COMMITS = 100
 """Commits kept behind the newest, as many as Spark keeps of its own (`spark.sql.streaming.minBatchesToRetain`)."""
+
+
+_CHECK = re.compile(rb',"check":"([0-9a-f]{16})"}$')
 
 
 class ObjectStorage(Protocol):
@@ -94,7 +98,7 @@ class CommitLog:
                 raise CheckpointMismatch(
                     "the state holds commits but no meta.json; restore that file from a backup, or start on a new checkpoint"
                 )
-            self._storage.put_if_absent("meta.json", msgspec.json.encode(fresh))
+            self._storage.put_if_absent("meta.json", _encode(fresh))
         meta = _decode(self._storage.get("meta.json"), Meta, "meta.json")
         if meta.format != FORMAT:
             raise CheckpointMismatch(
@@ -134,7 +138,7 @@ class CommitLog:
     def put(self, commit: Commit) -> Commit:
         """Store a commit unless the batch has one, and return what is stored."""
         key = _key(commit.batch)
-        self._storage.put_if_absent(key, msgspec.json.encode(commit))
+        self._storage.put_if_absent(key, _encode(commit))
         return _decode(self._storage.get(key), Commit, key)
 
     def forget(self, batch: int) -> None:
@@ -159,9 +163,10 @@ def check_succession(last: Commit | None, batch: int, source: str) -> None:
         return
     if last is None or batch != last.batch:
         ours = "none" if last is None else str(last.batch)
+        missing = f" ({_key(batch - 1)} is not there)" if batch > expected else ""
         raise CheckpointMismatch(
-            f"Spark's checkpoint is at batch {batch} but the last commit of the state is {ours}; the two do not belong "
-            "together: restore both from the same moment, or start on a new checkpoint"
+            f"Spark's checkpoint is at batch {batch} but the last commit of the state is {ours}{missing}; the two do not "
+            "belong together: restore both from the same moment, or start on a new checkpoint"
         )
     if last.source != source:
         raise CheckpointMismatch(
@@ -183,10 +188,30 @@ def _key(batch: int) -> str:
     return f"commits/{batch:012d}.json"
 
 
+def _encode(value: msgspec.Struct) -> bytes:
+    """JSON that ends with a digest of itself: a flipped bit can leave JSON that reads well and says something else."""
+    body = msgspec.json.encode(value)
+    return body[:-1] + f',"check":"{_digest(body)}"}}'.encode()
+
+
+def _digest(body: bytes) -> str:
+    return hashlib.blake2b(body, digest_size=8).hexdigest()
+
+
 def _decode(data: bytes | None, kind: type[T], key: str) -> T:
     if data is None:
         raise StateError(f"{key} was there a moment ago and is gone; something else deletes files of the state")
+    # An object without a digest is an older version's, or its damage lies in the digest's name: its content can be read.
+    check = _CHECK.search(data)
+    body = data if check is None else data[: check.start()] + b"}"
     try:
-        return msgspec.json.decode(data, type=kind)
+        value = msgspec.json.decode(body, type=kind)
     except msgspec.MsgspecError as exc:
-        raise StateError(f"{key} is damaged ({exc}); restore it from a backup, or start on a new checkpoint") from None
+        raise _damaged(key, str(exc)) from None
+    if check is not None and check[1].decode() != _digest(body):
+        raise _damaged(key, "its content is not what was written")
+    return value
+
+
+def _damaged(key: str, why: str) -> StateError:
+    return StateError(f"{key} is damaged ({why}); restore it from a backup, or start on a new checkpoint")

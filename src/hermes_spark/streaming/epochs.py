@@ -120,10 +120,13 @@ class DriverClaim:
         self._number = 0
 
     @classmethod
-    def take(cls, storage: BeatStorage) -> DriverClaim:
-        """Claim the next epoch, and give the first sign of life."""
+    def take(cls, storage: BeatStorage, known: int = 0) -> DriverClaim:
+        """Claim the next epoch, and give the first sign of life.
+
+        `known`: an epoch that was claimed according to a commit, even if somebody deleted its claim.
+        """
         while True:
-            epoch = newest_epoch(storage) + 1
+            epoch = max(newest_epoch(storage), known) + 1
             claim = Epoch(epoch, socket.gethostname(), os.getpid(), time.time_ns() // 1_000_000)
             if storage.put_if_absent(_epoch_key(epoch), msgspec.json.encode(claim)):
                 taken = cls(storage, epoch)

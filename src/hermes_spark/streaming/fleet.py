@@ -174,11 +174,11 @@ class Fleet:
         registration = unpack(body, Registration)
         with self._changed:
             host = self._hosts[registration.index]
-            # Spark may have run the task of a dead host again by itself, before its end was seen here.
-            self._ready -= {shard for shard, owner in self._owner.items() if owner == host.index}
             host.state, host.registration = "registered", registration
             host.client = WireClient(registration.address, self._payload.token)
             host.since = time.monotonic()
+            # Spark may have started its task again by itself (spark.task.maxFailures): the host before is gone unannounced.
+            self._ready -= {shard for shard, owner in self._owner.items() if owner == host.index}
         log.info("host %d is up: pid %d on %s", registration.index, registration.pid, registration.node)
         threading.Thread(target=self._assign, args=(host, registration), daemon=True).start()
         return b""

@@ -23,6 +23,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
+from hermes_spark import faults
 from hermes_spark.errors import HandoffError, HermesError
 from hermes_spark.events import Coordinates, Row, routing_key, shard_of
 from hermes_spark.host.wire import ROWS, OfferHeader, Span, WireClient, rows_to_batch
@@ -80,6 +81,7 @@ class HandoffTask:
             rows = decode(from_arrow(batch), plan.settings.source)
             for chunk in _chunks(rows, plan.settings.intake.chunk_rows):
                 handed = offering.offer(chunk)
+                faults.point("task.after_offer")
                 taken, skipped = taken + handed.taken, skipped + handed.skipped
                 if handed.untaken:
                     yield _result(handed.untaken)

@@ -42,9 +42,10 @@ class Job:
             **settings,
         }
         self.part: Part | None = None
+        self.master = "local[3]"
 
     def start(self, environment: dict[str, str] | None = None, **settings: object) -> Part:
-        self.part = self.stack.job({**self._settings, **settings}, **(environment or {}))
+        self.part = self.stack.job({**self._settings, **settings}, self.master, **(environment or {}))
         return self.part
 
     def finish(self) -> None:
