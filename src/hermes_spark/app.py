@@ -19,7 +19,6 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from urllib.parse import urlparse
 
 import msgspec
 import uvloop
@@ -37,10 +36,10 @@ from hermes_spark.llm.tokenizer import ChatTokenizer
 from hermes_spark.llm.triton import TritonModel
 from hermes_spark.settings import ModelSettings, Settings, load, to_json, validate
 from hermes_spark.settings import from_json as settings_from_json
-from hermes_spark.state.journal import JournalReader, ShardJournal
+from hermes_spark.state.journal_store import journals_at
 from hermes_spark.state.records import Position, TermId
 from hermes_spark.state.rocksdb import RocksMemory, RocksStore
-from hermes_spark.state.storage import Storage
+from hermes_spark.state.storage import Storage, is_remote, local_path
 from hermes_spark.streaming.commit import CommitLog
 from hermes_spark.streaming.fleet import Fleet
 from hermes_spark.streaming.launcher import SparkHostLauncher
@@ -102,8 +101,9 @@ def run_job(spark: SparkSession, settings: Settings) -> Ended:
     context = spark.sparkContext
     slots = _preflight(context, settings)
     frame = open_source(spark, settings)
-    state_path = _local(settings.state.path or f"{settings.checkpoint}/hermes", "state.path")
-    commits = CommitLog(Storage.at(str(state_path)))
+    state_path = _state_path(settings)
+    journals = journals_at(state_path)
+    commits = CommitLog(Storage.at(state_path))
     meta = commits.meta(settings.state.shards)
     epoch = commits.claim_epoch()
     last = commits.last()
@@ -120,8 +120,8 @@ def run_job(spark: SparkSession, settings: Settings) -> Ended:
                 epoch=epoch,
                 fleet=fleet,
                 commits=commits,
-                checkpoint=Storage.at(str(_local(settings.checkpoint, "checkpoint"))),
-                readers={shard: JournalReader(state_path, shard) for shard in range(settings.state.shards)},
+                checkpoint=Storage.at(str(local_path(settings.checkpoint))),
+                readers={shard: journals.reader(shard) for shard in range(settings.state.shards)},
                 sinks=_sinks(settings),
                 tasks=slots.tasks,
                 batch_log=JsonLines(directory, f"batches-{epoch}.jsonl") if directory else None,
@@ -149,14 +149,14 @@ def _preflight(context: SparkContext, settings: Settings) -> Slots:
     return slots
 
 
-def _fleet(context: SparkContext, settings: Settings, query_id: str, epoch: int, state_path: Path) -> Fleet:
+def _fleet(context: SparkContext, settings: Settings, query_id: str, epoch: int, state_path: str) -> Fleet:
     payload = HostPayload(
         index=0,
         token=secrets.token_urlsafe(32),
         driver="",
         address=settings.host.address,
         query_id=query_id,
-        state_path=str(state_path),
+        state_path=state_path,
         settings=to_json(settings).encode(),
     )
     here = settings.host.address or str(context.getConf().get("spark.driver.host", "127.0.0.1"))
@@ -188,14 +188,10 @@ def _sinks(settings: Settings) -> list[Sink]:
     return sinks
 
 
-def _local(location: str, setting: str) -> Path:
-    """A path of this machine from a path or a `file:` URL. Raises `SettingsError` for anything else."""
-    url = urlparse(location)
-    if url.scheme not in ("", "file"):
-        raise SettingsError(
-            f"{setting} is {location}; this version keeps its state on a local disk: give a directory of this machine"
-        )
-    return Path(url.path).absolute()
+def _state_path(settings: Settings) -> str:
+    """Where the state is kept, the same for all processes: a URL of an object store, or an absolute path of this machine."""
+    location = settings.state.path or f"{settings.checkpoint}/hermes"
+    return location if is_remote(location) else str(local_path(location))
 
 
 def _say(status: int, exc: HermesError) -> int:
@@ -268,13 +264,12 @@ async def _run_host(payload: HostPayload, settings: Settings) -> HostExit:
 
 def _shard_opener(payload: HostPayload, rules: ShardRules) -> OpenShard:
     settings = rules.settings.state
+    journals = journals_at(payload.state_path)
     memory = RocksMemory(settings.block_cache_bytes, settings.write_buffer_bytes)
     local = Path(settings.local_path or Path(tempfile.gettempdir()) / "hermes-spark") / payload.query_id
 
     def open_shard(number: int, term: TermId, committed: Position, ends: dict[str, int]) -> Shard:
-        journal, past = ShardJournal.open(
-            Path(payload.state_path), number, term, now_ms=_now_ms(), known_end=committed.lsn
-        )
+        journal, past = journals.open(number, term, now_ms=_now_ms(), known_end=committed.lsn)
         directory = local / str(number)
         shutil.rmtree(directory, ignore_errors=True)
         store = RocksStore(

@@ -23,7 +23,7 @@ from hermes_spark import faults
 from hermes_spark.errors import HandoffError, StateError, Stopped
 from hermes_spark.host.wire import Barrier, Span
 from hermes_spark.settings import Settings
-from hermes_spark.state.journal_reader import JournalReader
+from hermes_spark.state.journal_store import RecordReader
 from hermes_spark.state.records import Position, Record
 from hermes_spark.streaming.commit import Commit, CommitLog, check_succession, source_digest
 from hermes_spark.streaming.fleet import Fleet
@@ -50,7 +50,7 @@ class BatchParts(msgspec.Struct, frozen=True):
     commits: CommitLog
     checkpoint: Reader
     """Spark's checkpoint directory."""
-    readers: dict[int, JournalReader]
+    readers: dict[int, RecordReader]
     """By shard."""
     sinks: Sequence[Sink]
     tasks: int
