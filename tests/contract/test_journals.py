@@ -231,6 +231,7 @@ def bad_positions(positions: list[Position]) -> dict[str, Position]:
         "inside a group": Position(good.lsn - 1, good.term, good.chain),
         "before its term": Position(2, good.term, good.chain),
         "behind the end": Position(99, T3, good.chain),
+        "other chain at the end": Position(12, T3, good.chain),
     }
 
 

@@ -331,6 +331,25 @@ def test_objects_that_were_exchanged_removed_or_come_from_elsewhere_do_not_fit(p
     assert lsns_of_facts(place.read(Position(), None)) == [2, 3, 4]
 
 
+def test_a_takeover_never_fills_a_hole(place: Place) -> None:
+    append_groups(place.open_term(T1), [1, 1, 1])
+    place.delete(KEY.format(3))
+    left = place.parts()
+    with pytest.raises(JournalCorrupt, match=rf"{KEY.format(3)} is damaged .* missing, but {KEY.format(4)} is there"):
+        place.open_term(T2)
+    assert place.parts() == left
+
+
+@pytest.mark.parametrize(("count", "payload"), [(2, b"\x01\x00\x00\x00x"), (1, b"\x09\x00\x00\x00x"), (1, b"")])
+def test_a_group_that_is_built_wrongly_is_refused(place: Place, count: int, payload: bytes) -> None:
+    journal = place.open_term(T1)
+    header = frames.Header(SHARD, T1, journal.position(), b"m" * 8)
+    frame = frames._frame_head(header.marker, frames.GROUP, count, 2, payload) + payload
+    place.put(KEY.format(3), frames.encode_header(header) + frame)
+    with pytest.raises(JournalCorrupt, match=rf"{KEY.format(3)} is damaged"):
+        place.read(journal.position(), None)
+
+
 def test_a_group_under_a_header_of_another_kind_is_refused(place: Place) -> None:
     place.open_term(T1)
     header = frames.Header(SHARD, T2, Position(1, T1, "ab" * 16), b"m" * 8)
