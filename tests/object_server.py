@@ -66,6 +66,16 @@ class Bucket:
         )
         return Storage(store, f"s3://{self.name}")
 
+    def environment(self) -> dict[str, str]:
+        """What a process needs to reach the bucket by its URL."""
+        return {
+            "AWS_ENDPOINT": self.url,
+            "AWS_ALLOW_HTTP": "true",
+            "AWS_REGION": "us-east-1",
+            "AWS_ACCESS_KEY_ID": "test",
+            "AWS_SECRET_ACCESS_KEY": "test",
+        }
+
 
 def s3_bucket(server: S3Server, url: str | None = None) -> Bucket:
     """A new bucket; `url` is another way to the server."""

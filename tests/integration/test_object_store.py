@@ -9,6 +9,9 @@ import pytest
 
 from hermes_spark.errors import Fenced, StateError
 from hermes_spark.state.journal import ShardJournal, flush_all
+from hermes_spark.state.journal_store import journals_at
+from hermes_spark.state.records import Position
+from hermes_spark.state.storage import Storage
 from journal_places import Place, in_objects
 from journaling import T1, T2, T3, append_groups, fact, lsns_of_facts
 from object_server import Bucket, FaultyWay, S3Server, s3_bucket
@@ -56,6 +59,18 @@ def test_put_if_absent_has_one_winner_and_keeps_what_it_put(s3_server: S3Server)
         for thread in threads:
             thread.join(20)
         assert [storage.get(key)] == [b"%d" % n * 500 for n in won]
+
+
+def test_a_url_and_the_environment_are_enough(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    bucket = s3_bucket(s3_server)
+    for name, value in bucket.environment().items():
+        monkeypatch.setenv(name, value)
+    journals = journals_at(f"s3://{bucket.name}/state/of-a-job")
+    append_groups(journals.open(3, T1, now_ms=7).journal, [2])
+    assert [lsn for lsn, _ in journals.reader(3).read(Position(), None)] == [1, 2, 3]
+    storage = Storage.at(f"s3://{bucket.name}/state/of-a-job/")
+    assert storage.list("") == [f"journal/0003/{number:016d}" for number in (1, 2, 3)]
+    assert storage.list("journal/0003", after=f"journal/0003/{2:016d}") == [f"journal/0003/{3:016d}"]
 
 
 @pytest.mark.parametrize("retries", [0, 5])

@@ -25,8 +25,9 @@ from hermes_spark.errors import SettingsError, StateError, StorageFull
 _REMOTE = ("s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss")
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """What the system answers when a device, a quota or the process's file size limit is used up."""
-_OPTIONS: obstore.store.ClientConfig = {"connect_timeout": "5s", "timeout": "10s"}
+_CONNECT_TIMEOUT, _REQUEST_TIMEOUT = timedelta(seconds=5), timedelta(seconds=10)
 """Of one request to an object store; without an answer until then it counts as failed."""
+_ALLOW_HTTP = ("AWS_ALLOW_HTTP", "AZURE_ALLOW_HTTP", "GOOGLE_ALLOW_HTTP")
 _RETRIES: obstore.store.RetryConfig = {"max_retries": 5, "retry_timeout": timedelta(seconds=20)}
 """Of requests that are safe to repeat; in all shorter than the bounds of who waits for them."""
 _SEGMENT = re.compile(r"[A-Za-z0-9_=-][A-Za-z0-9_=.-]*")
@@ -52,7 +53,7 @@ class Storage:
         """
         if is_remote(location):
             try:
-                return cls(obstore.store.from_url(location, client_options=_OPTIONS, retry_config=_RETRIES), location)
+                return cls(obstore.store.from_url(location, client_options=_options(), retry_config=_RETRIES), location)
             except (BaseError, ValueError) as error:
                 raise SettingsError(f"{location} cannot be used as storage: {_first_line(error)}.") from error
         directory = local_path(location)
@@ -116,6 +117,12 @@ class Storage:
                 yield
         except BaseError as error:
             raise StateError(f"{where} cannot be read or written: {_first_line(error)}.") from error
+
+
+def _options() -> obstore.store.ClientConfig:
+    """The client's options. They replace all that it finds in the environment, so what that may say is given again."""
+    allow_http = any(os.environ.get(name, "").lower() in ("1", "true") for name in _ALLOW_HTTP)
+    return {"connect_timeout": _CONNECT_TIMEOUT, "timeout": _REQUEST_TIMEOUT, "allow_http": allow_http}
 
 
 def is_remote(location: str) -> bool:
