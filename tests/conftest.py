@@ -10,6 +10,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from object_server import S3Server, running_s3
 from stack import Stack, ToolService, running_stack
 
 # Nothing here asserts a time, and a shared machine may stand still for a moment.
@@ -25,6 +26,13 @@ def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The gRPC address of a Triton server with the reference engine, quick enough for tests."""
     with running_stack(tmp_path_factory.mktemp("triton")) as stack:
         yield stack.triton(first_token_ms=20)
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[S3Server]:
+    """A real S3-compatible server."""
+    with running_s3() as server:
+        yield server
 
 
 @pytest.fixture

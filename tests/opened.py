@@ -19,6 +19,7 @@ from hermes_spark.host.wire import Span
 from hermes_spark.settings import Settings
 from hermes_spark.state.agent_state import SENT, AgentState
 from hermes_spark.state.journal import flush_all
+from hermes_spark.state.journal_store import FileJournals
 from hermes_spark.state.memory import MemoryStore
 from hermes_spark.state.records import Position, SessionRecord, TermId
 from hermes_spark.state.rocksdb import RocksMemory, RocksStore
@@ -56,7 +57,7 @@ class Opened:
         rules = ShardRules("q", self.settings, Registry([LOOKUP]), lambda: NOW - term)
         # Without snapshots: what a fold of the whole journal gives.
         objects = Storage.at(str(root if snapshots else root / "none"))
-        opener = ShardOpener(root, root / "local" / str(term), rules, store, objects)
+        opener = ShardOpener(FileJournals(root), root / "local" / str(term), rules, store, objects)
         self.shard: Shard = opener(0, TermId(1, term), committed or Position(), {})
         self.snapshotter = cast("Snapshotter", cast("Any", self.shard.committed).__self__)
         self.snapshots = ShardSnapshots(Storage.at(str(root)), 0)

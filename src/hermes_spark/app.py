@@ -34,11 +34,11 @@ from hermes_spark.host.shard import ShardRules
 from hermes_spark.host.wire import HostExit, HostPayload, unpack
 from hermes_spark.llm.tokenizer import ChatTokenizer
 from hermes_spark.llm.triton import TritonModel
-from hermes_spark.settings import ModelSettings, Settings, load, local_path, to_json, validate
+from hermes_spark.settings import ModelSettings, Settings, load, to_json, validate
 from hermes_spark.settings import from_json as settings_from_json
-from hermes_spark.state.journal import JournalReader
+from hermes_spark.state.journal_store import journals_at
 from hermes_spark.state.rocksdb import RocksMemory, RocksStore
-from hermes_spark.state.storage import Storage
+from hermes_spark.state.storage import Storage, is_remote, local_path
 from hermes_spark.streaming.commit import Commit, CommitLog
 from hermes_spark.streaming.epochs import DriverClaim, Rival
 from hermes_spark.streaming.fleet import Fleet
@@ -103,9 +103,8 @@ def read_settings(environment: Mapping[str, str], spark_conf: Mapping[str, str])
 def run_job(spark: SparkSession, settings: Settings) -> Ended:
     """Start hosts and query, and return when the query has ended well. Raises `HermesError`s."""
     asked = StopSignals()
-    checkpoint = local_path(settings.checkpoint, "checkpoint")
-    state_path = local_path(settings.state.path or f"{settings.checkpoint}/hermes", "state.path")
-    storage = Storage.at(str(state_path))
+    checkpoint, state_path = local_path(settings.checkpoint), _state_path(settings)
+    storage, journals = Storage.at(state_path), journals_at(state_path)
     rival = Rival(storage)
     slots = _preflight(spark.sparkContext, settings)
     frame = open_source(spark, settings)
@@ -129,7 +128,7 @@ def run_job(spark: SparkSession, settings: Settings) -> Ended:
                 commits=commits,
                 checkpoint=Storage.at(str(checkpoint)),
                 settle=partial(settle, checkpoint),
-                readers={shard: JournalReader(state_path, shard) for shard in range(settings.state.shards)},
+                readers={shard: journals.reader(shard) for shard in range(settings.state.shards)},
                 sinks=_sinks(settings),
                 tasks=slots.tasks,
                 batch_log=_measurements(settings, f"batches-{claim.epoch}"),
@@ -166,14 +165,14 @@ def _preflight(context: SparkContext, settings: Settings) -> Slots:
     return slots
 
 
-def _fleet(context: SparkContext, settings: Settings, query_id: str, epoch: int, state_path: Path) -> Fleet:
+def _fleet(context: SparkContext, settings: Settings, query_id: str, epoch: int, state_path: str) -> Fleet:
     payload = HostPayload(
         index=0,
         token=secrets.token_urlsafe(32),
         driver="",
         address=settings.host.address,
         query_id=query_id,
-        state_path=str(state_path),
+        state_path=state_path,
         settings=to_json(settings).encode(),
     )
     here = settings.host.address or str(context.getConf().get("spark.driver.host", "127.0.0.1"))
@@ -203,6 +202,12 @@ def _sinks(settings: Settings) -> list[Sink]:
     if settings.sink.console:
         sinks.append(ConsoleSink())
     return sinks
+
+
+def _state_path(settings: Settings) -> str:
+    """Where the state is kept, the same for all processes: a URL of an object store, or an absolute path of this machine."""
+    location = settings.state.path or f"{settings.checkpoint}/hermes"
+    return location if is_remote(location) else str(local_path(location))
 
 
 def _say(status: int, exc: HermesError) -> int:
@@ -257,13 +262,14 @@ async def _run_host(payload: HostPayload, settings: Settings) -> HostExit:
 
 def _shard_opener(payload: HostPayload, rules: ShardRules) -> OpenShard:
     settings = rules.settings.state
+    journals = journals_at(payload.state_path)
     memory = RocksMemory(settings.block_cache_bytes, settings.write_buffer_bytes)
     local = Path(settings.local_path or Path(tempfile.gettempdir()) / "hermes-spark") / payload.query_id
 
     def open_store(path: Path) -> RocksStore:
         return RocksStore(path, shared=memory, shards=settings.shards, max_open_files=settings.max_open_files)
 
-    return ShardOpener(Path(payload.state_path), local, rules, open_store, Storage.at(payload.state_path))
+    return ShardOpener(journals, local, rules, open_store, Storage.at(payload.state_path))
 
 
 def _now_ms() -> int:

@@ -76,7 +76,13 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
 }
 """Libraries and the modules that may import them: a module `a.b` stands for itself, `a.b.c`, and `a.b_c`."""
 
-CONCRETE = {"RocksStore": (), "TritonModel": ("llm.udf",), "HttpToolCaller": ()}
+CONCRETE = {
+    "RocksStore": (),
+    "TritonModel": ("llm.udf",),
+    "HttpToolCaller": (),
+    "FileJournals": (),
+    "ObjectJournals": (),
+}
 """What `app` puts behind the protocols, and who else may name it: a pandas_udf makes its client in Spark's worker."""
 
 LONG_MODULES: set[str] = set()

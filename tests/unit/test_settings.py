@@ -23,11 +23,12 @@ from hermes_spark.settings import (
     as_dict,
     from_json,
     load,
-    local_path,
     to_json,
     validate,
 )
+from hermes_spark.settings.checks import STATE_URLS
 from hermes_spark.settings.load import OTHER_VARIABLES
+from hermes_spark.state.storage import is_remote
 
 HERMES_YAML = Path(__file__).parents[2] / "conf" / "hermes.yaml"
 
@@ -217,7 +218,10 @@ def with_section(name: str, section: object) -> Settings:
         (with_section("state", StateSettings(shards=0)), "state.shards is 0; expected 1 to 4096"),
         (with_section("state", StateSettings(shards=4097)), "state.shards is 4097; expected 1 to 4096"),
         (with_section("state", StateSettings(max_open_files=-1)), "state.max_open_files is -1; expected 20 or more"),
-        (with_section("state", StateSettings(path="s3://b/x")), "state.path is 's3://b/x'; expected a local directory"),
+        (
+            with_section("state", StateSettings(path="hdfs://b/x")),
+            "state.path is 'hdfs://b/x'; expected a local directory",
+        ),
         (with_section("agent", AgentSettings(max_steps=0)), "agent.max_steps is 0; expected 1 or more"),
         (with_section("agent", AgentSettings(token_budget=10)), "agent.token_budget is 10; expected at least"),
         (with_section("tools", ToolSettings(timeout_s=0)), "tools.timeout_s is 0; expected more than 0"),
@@ -234,7 +238,10 @@ def with_section(name: str, section: object) -> Settings:
         (with_section("host", HostSettings(max_queued_bytes=9)), "host.max_queued_bytes is 9, less than"),
         (with_section("intake", IntakeSettings(handoff_timeout_s=120)), "intake.handoff_timeout_s is 120; expected"),
         (msgspec.structs.replace(VALID, hosts=17), "hosts is 17 and state.shards is 16"),
-        (msgspec.structs.replace(VALID, checkpoint="hdfs://n/x"), "state.path is empty; a checkpoint at hdfs://n/x"),
+        (
+            msgspec.structs.replace(VALID, checkpoint="hdfs://n/x"),
+            "checkpoint is hdfs://n/x; expected a directory of this machine",
+        ),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings, words):
@@ -249,8 +256,14 @@ def test_addresses_of_triton(url):
 
 
 @pytest.mark.parametrize("checkpoint", ["file:///tmp/x", "/tmp/x", "relative/x"])
-def test_local_checkpoints_need_no_state_path(checkpoint):
+def test_local_checkpoints_are_fine(checkpoint):
     validate(msgspec.structs.replace(VALID, checkpoint=checkpoint))
+
+
+def test_state_may_lie_wherever_the_storage_can():
+    for url in STATE_URLS:
+        validate(with_section("state", StateSettings(path=f"{url}bucket/x")))
+        assert is_remote(f"{url}bucket/x") == (url != "file://")
 
 
 def changed(name: str, value: object) -> Settings:
@@ -282,21 +295,3 @@ def test_all_problems_are_told_at_once():
     assert "checkpoint" in message
     assert "state.shards" in message
     assert "tools.timeout_s" in message
-
-
-@pytest.mark.parametrize(
-    ("location", "path"),
-    [
-        ("/data/a#b", "/data/a#b"),
-        ("/data/a?b", "/data/a?b"),
-        ("file:///data/my%20x", "/data/my x"),
-        ("/data/%20", "/data/%20"),
-    ],
-)
-def test_a_local_path_is_taken_as_it_is_and_a_url_is_decoded(location: str, path: str) -> None:
-    assert local_path(location, "checkpoint") == Path(path)
-
-
-def test_a_path_elsewhere_is_refused_with_the_settings_name() -> None:
-    with pytest.raises(SettingsError, match=r"state\.path is hdfs://host/x"):
-        local_path("hdfs://host/x", "state.path")

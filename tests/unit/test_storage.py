@@ -11,7 +11,7 @@ import obstore.store
 import pytest
 
 from hermes_spark.errors import SettingsError, StateError, StorageFull
-from hermes_spark.state.storage import Storage, make_directory, storage_error
+from hermes_spark.state.storage import Storage, local_path, make_directory, storage_error
 from journaling import largest_file
 
 
@@ -138,3 +138,21 @@ def test_locations_of_object_stores_and_others() -> None:
         Storage.at("hdfs://name/x")
     with pytest.raises(SettingsError, match=r"az://account/x cannot be used as storage: .*Account must be specified"):
         Storage.at("az://account/x")
+
+
+@pytest.mark.parametrize(
+    ("location", "path"),
+    [
+        ("/data/a#b", "/data/a#b"),
+        ("/data/a?b", "/data/a?b"),
+        ("file:///data/my%20x", "/data/my x"),
+        ("/data/%20", "/data/%20"),
+    ],
+)
+def test_a_local_path_is_taken_as_it_is_and_a_url_is_decoded(location: str, path: str) -> None:
+    assert local_path(location) == Path(path)
+
+
+def test_a_path_elsewhere_is_refused() -> None:
+    with pytest.raises(SettingsError, match="hdfs://host/x cannot be used as storage"):
+        local_path("hdfs://host/x")

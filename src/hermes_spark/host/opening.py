@@ -16,8 +16,8 @@ from hermes_spark.host.intake import Intake
 from hermes_spark.host.sessions import Sessions
 from hermes_spark.host.shard import Shard, ShardRules
 from hermes_spark.host.snapshotting import SnapshotQueue, Snapshotter
-from hermes_spark.state.journal import JournalReader, ShardJournal
 from hermes_spark.state.journal_files import term_name
+from hermes_spark.state.journal_store import Journals, RecordReader
 from hermes_spark.state.records import Position, TermId
 from hermes_spark.state.snapshots import Contents, Objects, ShardSnapshots
 from hermes_spark.state.store import StateStore
@@ -32,9 +32,11 @@ OpenStore = Callable[[Path], StateStore]
 class ShardOpener:
     """`host.OpenShard`. Made on the host's loop, called off it."""
 
-    def __init__(self, root: Path, local: Path, rules: ShardRules, open_store: OpenStore, objects: Objects) -> None:
-        """`root`: the state directory, which `objects` are in too; `local`: where this host keeps its stores."""
-        self._root = root
+    def __init__(
+        self, journals: Journals, local: Path, rules: ShardRules, open_store: OpenStore, objects: Objects
+    ) -> None:
+        """`objects`: where snapshots are kept; `local`: where this host keeps its stores."""
+        self._journals = journals
         self._local = local
         self._rules = rules
         self._open_store = open_store
@@ -44,12 +46,10 @@ class ShardOpener:
     def __call__(self, number: int, term: TermId, committed: Position, ends: dict[str, int]) -> Shard:
         """The shard, sealed before and folded. Raises `HermesError`s."""
         settings = self._rules.settings
-        journal = ShardJournal.open(
-            self._root, number, term, now_ms=self._rules.clock_ms(), known_end=committed.lsn
-        ).journal
+        journal = self._journals.open(number, term, now_ms=self._rules.clock_ms(), known_end=committed.lsn).journal
         directory = self._local / str(number) / term_name(term)
         _remove_older(directory)
-        snapshots, reader = ShardSnapshots(self._objects, number), JournalReader(self._root, number)
+        snapshots, reader = ShardSnapshots(self._objects, number), self._journals.reader(number)
         store, position, contents = self._newest_usable(snapshots, reader, journal.position(), directory)
         sessions = Sessions(store, settings.state.cache_bytes // settings.state.shards)
         shard = Shard(self._rules, journal, sessions, Intake(ends if settings.source.has_offsets else None))
@@ -62,7 +62,7 @@ class ShardOpener:
         return shard
 
     def _newest_usable(
-        self, snapshots: ShardSnapshots, reader: JournalReader, end: Position, directory: Path
+        self, snapshots: ShardSnapshots, reader: RecordReader, end: Position, directory: Path
     ) -> tuple[StateStore, Position, Contents | None]:
         for key in snapshots.newest_first():
             try:

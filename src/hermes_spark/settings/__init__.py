@@ -1,6 +1,6 @@
 """Settings: their names and defaults (`schema`), where their values come from (`load`), which make sense (`checks`)."""
 
-from hermes_spark.settings.checks import local_path, validate
+from hermes_spark.settings.checks import validate
 from hermes_spark.settings.load import as_dict, from_json, load, to_json
 from hermes_spark.settings.schema import (
     AgentSettings,
@@ -35,7 +35,6 @@ __all__ = [
     "as_dict",
     "from_json",
     "load",
-    "local_path",
     "to_json",
     "validate",
 ]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from pathlib import Path
-from urllib.parse import unquote, urlparse
 
 from hermes_spark.errors import SettingsError
 from hermes_spark.settings.load import Scalar, as_dict
@@ -16,6 +14,8 @@ MAX_SHARDS = 4096
 """A shard costs a journal and a RocksDB each; more than this only makes a flush round longer."""
 MAX_ROW_BYTES = 67_108_864
 """64 MB: what the files source reads whole, so no event can be larger."""
+STATE_URLS = ("file://", "s3://", "s3a://", "gs://", "az://", "azure://", "adl://", "abfs://", "abfss://")
+"""How `state.path` may begin if it is a URL: what `state.storage` understands."""
 
 _BOUNDS: dict[str, tuple[float, float]] = {
     "hosts": (0, math.inf),
@@ -100,6 +100,8 @@ def _out_of_bounds(values: dict[str, Scalar]) -> Iterator[str]:
 def _malformed(settings: Settings) -> Iterator[str]:
     if not settings.checkpoint:
         yield "checkpoint is empty; expected the directory that Spark's checkpoint and the sessions' state live in"
+    elif "://" in settings.checkpoint and not settings.checkpoint.startswith("file://"):
+        yield f"checkpoint is {settings.checkpoint}; expected a directory of this machine (state.path may lie elsewhere)"
     if not _is_host_and_port(settings.model.url):
         yield (
             f"model.url is {settings.model.url!r}; expected host:port of Triton's gRPC service without a scheme, "
@@ -112,16 +114,14 @@ def _malformed(settings: Settings) -> Iterator[str]:
     base = settings.tools.base_url
     if base and not base.startswith(("http://", "https://")):
         yield f"tools.base_url is {base!r}; expected a URL that begins with http:// or https://"
-    if "://" in settings.state.path:
-        yield f"state.path is {settings.state.path!r}; expected a local directory"
+    if "://" in settings.state.path and not settings.state.path.startswith(STATE_URLS):
+        yield f"state.path is {settings.state.path!r}; expected a local directory or a URL with {', '.join(STATE_URLS)}"
 
 
 def _contradictions(settings: Settings) -> Iterator[str]:
     source, intake, agent = settings.source, settings.intake, settings.agent
     if source.kind == "files" and not source.path:
         yield "source.path is empty; a files source needs the directory of its JSON lines"
-    if not settings.state.path and "://" in settings.checkpoint and not settings.checkpoint.startswith("file://"):
-        yield f"state.path is empty; a checkpoint at {settings.checkpoint} needs a local directory for the state"
     if settings.hosts > settings.state.shards:
         yield (
             f"hosts is {settings.hosts} and state.shards is {settings.state.shards}; "
@@ -144,13 +144,3 @@ def _contradictions(settings: Settings) -> Iterator[str]:
 def _is_host_and_port(url: str) -> bool:
     match = _HOST_AND_PORT.fullmatch(url)
     return match is not None and 1 <= int(match[2]) <= 65_535
-
-
-def local_path(location: str, setting: str) -> Path:
-    """A path of this machine from a path or a `file:` URL. Raises `SettingsError` for anything else."""
-    url = urlparse(location)
-    if url.scheme not in ("", "file"):
-        raise SettingsError(
-            f"{setting} is {location}; this version keeps its state on a local disk: give a directory of this machine"
-        )
-    return Path(unquote(url.path) if url.scheme else location).absolute()

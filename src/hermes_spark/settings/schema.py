@@ -92,7 +92,7 @@ class StateSettings(_Section, frozen=True):
     shards: int = 16
     """Fixed for a checkpoint at its first start."""
     path: str = ""
-    """Empty: `<checkpoint>/hermes`. A local directory for now."""
+    """Empty: `<checkpoint>/hermes`. A local directory, or the URL of an object store."""
     local_path: str = ""
     """Where hosts keep RocksDB; empty: a directory under the system's temporary one."""
     block_cache_bytes: int = 67_108_864

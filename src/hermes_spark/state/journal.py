@@ -19,10 +19,10 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from hermes_spark import faults
-from hermes_spark.errors import Fenced, StateError
+from hermes_spark.errors import StateError
 from hermes_spark.state import frames
 from hermes_spark.state.journal_files import append_whole, shard_directory
 from hermes_spark.state.journal_reader import JournalReader, read
@@ -38,7 +38,7 @@ class Group:
     """Records that are made durable together. Made by `take_group`, for `flush_all`."""
 
     journal: ShardJournal
-    writer: TermWriter
+    writer: GroupWriter
     first_lsn: int
     records: tuple[bytes, ...]
 
@@ -53,6 +53,30 @@ class Flushed:
     failure: StateError | None
 
 
+class GroupWriter(Protocol):
+    """Where the groups of one term go. Used by the thread that flushes, one group at a time."""
+
+    position: Position
+    """The end of what was written."""
+
+    @property
+    def path(self) -> Path | str:
+        """The place, for messages."""
+        ...
+
+    def write(self, group: Group) -> None:
+        """Write a group, or begin to. Raises `OSError` or `StateError`."""
+        ...
+
+    def sync(self, group: Group) -> None:
+        """Make it durable. Raises `Fenced` when another owner has written, `OSError` or `StateError`."""
+        ...
+
+    def close(self) -> None:
+        """Let go of what is held open. Safe to call twice."""
+        ...
+
+
 class Opened(NamedTuple):
     """A shard that was taken over: its journal, and the records that it begins with."""
 
@@ -64,7 +88,7 @@ class Opened(NamedTuple):
 class ShardJournal:
     """The journal of one shard during one term. All methods but the flushing itself belong to the owner's loop."""
 
-    def __init__(self, writer: TermWriter, previous: Position) -> None:
+    def __init__(self, writer: GroupWriter, previous: Position) -> None:
         self.previous = previous
         """The end of everything before this term. To fold on from a store: `read(root, shard, store.position(), previous)`."""
         self._writer = writer
@@ -210,6 +234,6 @@ def _failure_of(group: Group, step: Callable[[Group], None]) -> StateError | Non
         step(group)
     except OSError as error:
         return storage_error(error, group.writer.path)
-    except Fenced as error:
+    except StateError as error:
         return error
     return None

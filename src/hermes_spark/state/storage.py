@@ -12,6 +12,7 @@ import re
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -24,6 +25,11 @@ from hermes_spark.errors import SettingsError, StateError, StorageFull
 _REMOTE = ("s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss")
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """What the system answers when a device, a quota or the process's file size limit is used up."""
+_CONNECT_TIMEOUT, _REQUEST_TIMEOUT = timedelta(seconds=5), timedelta(seconds=10)
+"""Of one request to an object store; without an answer until then it counts as failed."""
+_ALLOW_HTTP = ("AWS_ALLOW_HTTP", "AZURE_ALLOW_HTTP", "GOOGLE_ALLOW_HTTP")
+_RETRIES: obstore.store.RetryConfig = {"max_retries": 5, "retry_timeout": timedelta(seconds=20)}
+"""Of requests that are safe to repeat; in all shorter than the bounds of who waits for them."""
 _SEGMENT = re.compile(r"[A-Za-z0-9_=-][A-Za-z0-9_=.-]*")
 _STAGED = ".staged"
 """Directory of local files that are not objects yet; no key can begin with a dot."""
@@ -45,18 +51,12 @@ class Storage:
         Credentials of the clouds come from their usual environment variables. Raises `SettingsError` for any other scheme or
         a URL that lacks a part, `StorageFull` or `StateError` when a local directory cannot be created.
         """
-        parts = urlsplit(location)
-        if parts.scheme in _REMOTE:
+        if is_remote(location):
             try:
-                return cls(obstore.store.from_url(location), location)
+                return cls(obstore.store.from_url(location, client_options=_options(), retry_config=_RETRIES), location)
             except (BaseError, ValueError) as error:
                 raise SettingsError(f"{location} cannot be used as storage: {_first_line(error)}.") from error
-        if parts.scheme not in ("", "file"):
-            raise SettingsError(
-                f"{location} cannot be used as storage; expected a local directory or an s3://, gs:// or az:// URL "
-                "(set spark.hermes.state.path to put the state elsewhere than Spark's checkpoint)."
-            )
-        directory = Path(unquote(parts.path) if parts.scheme else location).absolute()
+        directory = local_path(location)
         with storage_errors(directory):
             make_directory(directory)
         return cls(obstore.store.LocalStore(directory), location, directory)
@@ -89,11 +89,16 @@ class Storage:
             except FileNotFoundError:
                 return None
 
-    def list(self, prefix: str) -> list[str]:
-        """All keys below `prefix` (whole segments: `commits` or `commits/`; empty: all), sorted as text."""
+    def list(self, prefix: str, *, after: str = "") -> list[str]:
+        """All keys below `prefix` (whole segments: `commits` or `commits/`; empty: all), sorted as text.
+
+        With `after`, only those that sort behind it.
+        """
         folder = prefix.rstrip("/")
         with self._errors(prefix):
-            batches = obstore.list(self._store, _checked(folder) if folder else None)
+            batches = obstore.list(
+                self._store, _checked(folder) if folder else None, offset=after or None, chunk_size=1000
+            )
             return sorted(meta["path"] for batch in batches for meta in batch if not meta["path"].startswith(_STAGED))
 
     def delete(self, key: str) -> None:
@@ -112,6 +117,28 @@ class Storage:
                 yield
         except BaseError as error:
             raise StateError(f"{where} cannot be read or written: {_first_line(error)}.") from error
+
+
+def _options() -> obstore.store.ClientConfig:
+    """The client's options. They replace all that it finds in the environment, so what that may say is given again."""
+    allow_http = any(os.environ.get(name, "").lower() in ("1", "true") for name in _ALLOW_HTTP)
+    return {"connect_timeout": _CONNECT_TIMEOUT, "timeout": _REQUEST_TIMEOUT, "allow_http": allow_http}
+
+
+def is_remote(location: str) -> bool:
+    """True for the URL of an object store."""
+    return urlsplit(location).scheme in _REMOTE
+
+
+def local_path(location: str) -> Path:
+    """The absolute path behind a local path or a `file:` URL. Raises `SettingsError` for any other URL."""
+    parts = urlsplit(location)
+    if parts.scheme not in ("", "file"):
+        raise SettingsError(
+            f"{location} cannot be used as storage; expected a local directory or an s3://, gs:// or az:// URL "
+            "(set spark.hermes.state.path to put the state elsewhere than Spark's checkpoint)."
+        )
+    return Path(unquote(parts.path) if parts.scheme else location).absolute()
 
 
 def storage_error(error: OSError, where: str | Path) -> StateError:

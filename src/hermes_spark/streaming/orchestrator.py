@@ -23,7 +23,7 @@ from hermes_spark import faults
 from hermes_spark.errors import HandoffError, StateError, Stopped
 from hermes_spark.host.wire import Barrier, Span
 from hermes_spark.settings import Settings
-from hermes_spark.state.journal_reader import JournalReader
+from hermes_spark.state.journal_store import RecordReader
 from hermes_spark.state.records import Position, Record
 from hermes_spark.streaming.commit import Commit, CommitLog, check_stored, check_succession, source_digest
 from hermes_spark.streaming.fleet import Fleet
@@ -54,7 +54,7 @@ class BatchParts(msgspec.Struct, frozen=True):
     """Spark's checkpoint directory."""
     settle: Callable[[int], None]
     """Makes what Spark wrote about a batch durable, so that a power cut leaves no commit of ours without it."""
-    readers: dict[int, JournalReader]
+    readers: dict[int, RecordReader]
     """By shard."""
     sinks: Sequence[Sink]
     tasks: int
