@@ -65,6 +65,8 @@ def test_the_index_knows_every_session_by_its_newest_deadline_only(store: StateS
     store.write({}, at(4))
     store.write({"b": None, "never": None, "unheard of": None}, at(5))
     assert (store.due(2**62, 9), store.get("a")) == ([], b"3")
+    store.write({"b": b"4"}, at(6), {"b": 40})
+    assert store.due(40, 9) == [(40, "b")], "the same deadline as before it was deleted"
 
 
 class Index:

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
+from hermes_spark.agent.turn import apply
 from hermes_spark.errors import StorageFull
 from hermes_spark.host import expiry
 from hermes_spark.host.expiry import Expiry
@@ -20,6 +21,8 @@ from hermes_spark.state.agent_state import AgentState, decode_state
 from hermes_spark.state.records import Expired, Outcome, Record, Taken
 from hosting import HostedShard, ScriptedModel, ScriptedTools, says
 from journaling import directory
+from unit.test_agent_doubles import PureHost, event
+from unit.test_agent_doubles import says as says_now
 
 TTL_MS = 60_000
 NEVER_MS = 10**12
@@ -137,6 +140,25 @@ async def test_a_session_with_an_open_turn_or_a_waiting_message_does_not_expire(
     assert [outcome.reply for outcome in host.hosted.outcomes] == ["re quick", "re slow", "re queued"]
     assert await host.expire(host.hosted.now_ms + TTL_MS) == 1
     await host.hosted.crash()
+
+
+def test_an_expiry_recorded_over_an_open_turn_or_a_waiting_message_is_void() -> None:
+    host = PureHost()
+    host.expire()
+    host.take(event(text="open"))
+    lived = host.state
+    host.expire()
+    assert host.state == lived
+    host.take(event(text="waiting"))
+    host.answer(says_now("done"))
+    host.finish()
+    host.expire()
+    host.answer(says_now("done"))
+    host.finish()
+    assert host.state is not None
+    host.expire()
+    assert host.state is None
+    assert apply(None, host.outcomes[0]) is None, "only an event makes a session"
 
 
 async def test_events_say_how_long_a_session_is_kept(tmp_path: Path) -> None:

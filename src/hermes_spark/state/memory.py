@@ -65,7 +65,7 @@ class MemoryStore:
         self._check()
         with storage_errors(directory):
             directory.mkdir(parents=True)
-            (directory / _FILE).write_bytes(msgspec.msgpack.encode((self._states, self._position)))
+            (directory / _FILE).write_bytes(msgspec.msgpack.encode((self._states, self._deadlines, self._position)))
 
     @classmethod
     def load(cls, directory: Path) -> MemoryStore:
@@ -73,7 +73,8 @@ class MemoryStore:
         store = cls()
         if directory.exists():
             data = (directory / _FILE).read_bytes()
-            store._states, store._position = msgspec.msgpack.decode(data, type=tuple[dict[str, bytes], Position])
+            kinds = tuple[dict[str, bytes], dict[str, int], Position]
+            store._states, store._deadlines, store._position = msgspec.msgpack.decode(data, type=kinds)
         return store
 
     def close(self) -> None:

@@ -48,9 +48,8 @@ class Deadlines:
         if limit <= 0 or self._first >= end:
             return []
         bounded = rocksdict.ReadOptions()
-        bounded.set_iterate_upper_bound(
-            end
-        )  # else a search without a hit walks over all that was ever deleted behind it
+        # Else a search without a hit walks over all that was ever deleted behind it.
+        bounded.set_iterate_upper_bound(end)
         keys = list(islice(self._db.keys(from_key=self._first, read_opt=bounded), limit))
         self._first = keys[0] if keys else end
         return [_entry(key) for key in keys]
