@@ -9,7 +9,7 @@ import pytest
 
 from hermes_spark.agent import act, context
 from hermes_spark.agent.calls import RESUMPTIONS
-from hermes_spark.agent.plan import Call, Complete, Effect, Finish, next_effects
+from hermes_spark.agent.plan import Call, Complete, Effect, Finish, Wait, next_effects
 from hermes_spark.agent.turn import apply
 from hermes_spark.events import Coordinates, Event
 from hermes_spark.llm.chat_format import Format, render
@@ -21,6 +21,7 @@ from hermes_spark.state.records import Completed, Outcome, Resumed, Returned, Se
 
 SESSION = "s1"
 DEFAULTS = AgentSettings()
+APPROVE_WITHIN_MS = 60_000
 FORMATS: tuple[Format, ...] = ("qwen3.5", "hermes")
 
 
@@ -43,8 +44,8 @@ def says(
 
 
 def check(name: str, arguments: JsonObject) -> str:
-    """Two tools, `look` and `book`, that take one integer `n`."""
-    if name not in ("look", "book"):
+    """Three tools, `look`, `book` and `sign`, that take one integer `n`; `sign` needs an approval."""
+    if name not in ("look", "book", "sign"):
         return f"there is no tool {name!r}"
     return "" if isinstance(arguments.get("n"), int) else "n: expected an integer"
 
@@ -141,7 +142,8 @@ class PureHost:
     def answer(self, completion: Completion, effect: Complete | None = None) -> Completed:
         if effect is None:
             effect = next(e for e in self.effects if isinstance(e, Complete))
-        record = act.completed(self.state, effect, completion, check, lambda name: name == "look", self.tick())
+        judged = act.completed(self.state, effect, completion, check, lambda name: name == "look", self.tick())
+        record = act.with_approvals(judged, lambda name: APPROVE_WITHIN_MS if name == "sign" else 0)
         self.append(record)
         return record
 
@@ -180,6 +182,19 @@ class PureHost:
         self.append(record)
         return record
 
+    def decide(self, call_id: str, turn_id: str = "", **fields: object) -> str:
+        """Take an approval event for a call; returns what it did."""
+        turn_id = turn_id or self.state.turn.id
+        return self.take(
+            event("approval", turn_id=turn_id, call_id=call_id, **{"decision": "approve", **fields})
+        ).effect
+
+    def lapse(self) -> None:
+        """The deadlines of all calls that wait pass."""
+        for wait in [effect for effect in self.effects if isinstance(effect, Wait)]:
+            self.now_ms = max(self.now_ms, wait.call.approve_by_ms)
+            self.append(act.lapsed(SESSION, wait.turn_id, wait.call.id, self.tick()))
+
     def overdue(self) -> None:
         self.append(act.overdue(SESSION, self.state.turn.id, self.tick()))
 
@@ -189,7 +204,7 @@ class PureHost:
         self.state = self.folded()
         assert self.state == lived
         self.under_way.clear()
-        if self.effects and not isinstance(self.effects[0], Finish):
+        if any(isinstance(effect, Complete | Call) for effect in self.effects):
             self.append(act.resumed(self.state, self.effects[0].turn_id, self.tick()))
         for effect in self.effects:
             if isinstance(effect, Call) and effect.call.status == SENT:

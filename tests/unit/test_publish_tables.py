@@ -6,6 +6,7 @@ import datetime as dt
 import io
 import json
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
@@ -15,7 +16,17 @@ from rich.console import Console
 
 from hermes_spark.events import Coordinates, Event
 from hermes_spark.messages import Usage
-from hermes_spark.state.records import CallSummary, Intent, Limits, Outcome, Rejected, Returned, Taken
+from hermes_spark.state.records import (
+    CallSummary,
+    Completed,
+    Intent,
+    Limits,
+    Outcome,
+    PlannedCall,
+    Rejected,
+    Returned,
+    Taken,
+)
 from hermes_spark.state.storage import Storage
 from hermes_spark.streaming.publish import ConsoleSink, ParquetSink, parquet_bytes, read_table
 from hermes_spark.streaming.tables import TABLES, build_tables
@@ -128,6 +139,25 @@ def test_control_rows(record, expected):
     (row,) = build_tables("q", 5, [(0, 1, record)])["controls"].to_pylist()
     assert (row["type"], row["turn_id"], row["effect"]) == expected
     assert (row["event_id"], row["event_ts"], row["taken_at"]) == ("e-1", utc(NOW - 9), utc(NOW))
+
+
+@pytest.mark.parametrize("effect", ["taken", "kept", "stale"])
+def test_an_approval_is_answered_with_what_it_did(effect):
+    approval = event("approval", turn_id="t9", call_id="c", decision="deny", by="ann", reason="no")
+    record = msgspec.structs.replace(taken(approval), effect=effect)
+    (row,) = build_tables("q", 5, [(0, 1, record)])["controls"].to_pylist()
+    assert (row["effect"], row["call_id"], row["decision"], row["by"], row["reason"]) == (
+        effect, "c", "deny", "ann", "no"
+    )  # fmt: skip
+
+
+def test_a_call_that_needs_an_approval_is_published_with_what_the_approval_must_name():
+    calls = (PlannedCall("c1", "look", {}), PlannedCall("c2", "pay", {"n": 1}, approve_by_ms=NOW + 5))
+    record = Completed("s1", "t1", 2, "", "", calls, (), truncated=False, final=False, usage=Usage(), time_ms=NOW)
+    (row,) = build_tables("q", 5, [(3, 4, record)])["approvals"].to_pylist()
+    assert (row["session_id"], row["turn_id"], row["call_id"], row["name"]) == ("s1", "t1", "c2", "pay")
+    assert (row["arguments"], row["step"], row["asked_at"], row["approve_by"]) == ('{"n":1}', 2, utc(NOW), utc(NOW + 5))
+    assert (row["shard"], row["lsn"]) == (3, 4)
 
 
 def test_records_inside_a_turn_are_not_published():

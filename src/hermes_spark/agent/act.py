@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import msgspec
+from msgspec.structs import replace
 
+from hermes_spark.agent import approvals
 from hermes_spark.agent.calls import settled
 from hermes_spark.agent.limits import limits_of
 from hermes_spark.agent.plan import Call, Complete, Finish
@@ -22,6 +24,7 @@ from hermes_spark.state.records import (
     CallSummary,
     Completed,
     Intent,
+    Lapsed,
     Outcome,
     Overdue,
     PlannedCall,
@@ -37,6 +40,8 @@ ARGUMENT_LEVELS = 32
 
 Check = Callable[[str, JsonObject], str]
 """Why the call (name, arguments) must not run, as a sentence for the model; empty when it may."""
+ApproveWithin = Callable[[str], int]
+"""How many milliseconds somebody has to approve a call of the named tool; 0: it needs no approval."""
 SafeWhenCut = Callable[[str], bool]
 """Whether the named tool may run on the complete calls of a reply that was cut: only one without side effects may."""
 
@@ -49,6 +54,7 @@ def taken(
     `batch` is the micro-batch that handed it over, -1 for run-ahead. An `event_id` among those the session remembers makes it
     a repeat, which stays without effect.
     """
+    repeat = state is not None and bool(event.event_id) and event.event_id in state.seen_event_ids
     return Taken(
         session_id=event.session_id,
         event=event,
@@ -56,12 +62,18 @@ def taken(
         limits=limits_of(settings, event),
         batch=batch,
         time_ms=now_ms,
-        repeat=state is not None and bool(event.event_id) and event.event_id in state.seen_event_ids,
+        repeat=repeat,
+        effect=approvals.effect_of(state, event) if event.type == "approval" and not repeat else "",
     )
 
 
 def completed(
-    state: AgentState, effect: Complete, completion: Completion, check: Check, safe_when_cut: SafeWhenCut, now_ms: int
+    state: AgentState,
+    effect: Complete,
+    completion: Completion,
+    check: Check,
+    safe_when_cut: SafeWhenCut,
+    now_ms: int,
 ) -> Completed:
     """The record of a completion, with its calls numbered and judged. `effect` must still be wanted by `state`.
 
@@ -86,6 +98,16 @@ def completed(
         usage=completion.usage,
         time_ms=now_ms,
     )
+
+
+def with_approvals(record: Completed, approve_within: ApproveWithin) -> Completed:
+    """`record` with the deadlines of those calls that need somebody's approval."""
+
+    def deadline(call: PlannedCall) -> PlannedCall:
+        within_ms = 0 if call.refusal else approve_within(call.name)
+        return replace(call, approve_by_ms=record.time_ms + within_ms) if within_ms else call
+
+    return replace(record, calls=tuple(map(deadline, record.calls)))
 
 
 def completion_failed(effect: Complete, kind: str, sentence: str, now_ms: int) -> Completed:
@@ -120,6 +142,11 @@ def returned(effect: Call, status: str, content: str, attempts: int, now_ms: int
 def overdue(session_id: str, turn_id: str, now_ms: int) -> Overdue:
     """The record that the wall-clock limit of an open turn has passed."""
     return Overdue(session_id, turn_id, now_ms)
+
+
+def lapsed(session_id: str, turn_id: str, call_id: str, now_ms: int) -> Lapsed:
+    """The record that nobody has decided about a waiting call in time."""
+    return Lapsed(session_id, turn_id, call_id, now_ms)
 
 
 def resumed(state: AgentState, turn_id: str, now_ms: int) -> Resumed:

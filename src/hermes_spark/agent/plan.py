@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from hermes_spark.agent.limits import is_final, max_tokens
-from hermes_spark.state.agent_state import DONE, SENT, AgentState, CallState, Turn
+from hermes_spark.state.agent_state import DONE, SENT, WAITING, AgentState, CallState, Turn
 
 
 class Complete(msgspec.Struct, frozen=True):
@@ -38,6 +38,19 @@ class Call(msgspec.Struct, frozen=True):
         return (self.turn_id, self.call.id)
 
 
+class Wait(msgspec.Struct, frozen=True):
+    """Nothing but time: append `act.lapsed` when `call.approve_by_ms` has passed."""
+
+    session_id: str
+    turn_id: str
+    call: CallState
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """The call that waits."""
+        return (self.turn_id, f"wait/{self.call.id}")
+
+
 class Finish(msgspec.Struct, frozen=True):
     """Record the outcome (`act.outcome`)."""
 
@@ -53,7 +66,7 @@ class Finish(msgspec.Struct, frozen=True):
         return (self.turn_id, "finish")
 
 
-Effect = Complete | Call | Finish
+Effect = Complete | Call | Wait | Finish
 
 
 def next_effects(state: AgentState) -> tuple[Effect, ...]:
@@ -69,7 +82,11 @@ def next_effects(state: AgentState) -> tuple[Effect, ...]:
     if turn.stopping:
         return _stop(state.session_id, turn)
     if turn.calls:
-        return tuple(Call(state.session_id, turn.id, call) for call in turn.calls if call.status != DONE)
+        return tuple(
+            (Wait if call.status == WAITING else Call)(state.session_id, turn.id, call)
+            for call in turn.calls
+            if call.status != DONE
+        )
     if turn.reply is not None:
         return (Finish(state.session_id, turn.id, "completed"),)
     if turn.step >= turn.limits.max_steps:

@@ -10,13 +10,15 @@
             │                                  └─ calls, errors                    Finish ──Outcome──► next in queue
             │                                          ▼                              ▲
             └── step closed ◄──Returned── Call, Call, ... (each its Intent first)     │
+                   ▲                       ▲                                          │
+                   └─ denied, Lapsed ─── Wait (a call that needs an approval)         │
                                                                                       │
     cancel, Overdue, a failed completion ──► stopping ── when all calls sent are back ┘
 
-`Complete`, `Call` and `Finish` are *effects* (`plan.next_effects` names those wanted now); the words on arrows are *records*.
-`apply` alone changes a state. It has no clock, no chance and no I/O: what depends on them is in the records, so folding a
-journal gives the state that was lived through. It takes any record in any state: one that no longer fits (a late answer, a
-second result, an outcome of an ended turn) changes nothing but `updated_ms`.
+`Complete`, `Call`, `Wait` and `Finish` are *effects* (`plan.next_effects` names those wanted now), the words on arrows are
+*records*. `apply` alone changes a state. It has no clock, no chance and no I/O: what depends on them is in the records, so
+folding a journal gives the state that was lived through. It takes any record in any state: one that no longer fits (a late
+answer, a second result, an outcome of an ended turn) changes nothing but `updated_ms`.
 
 Rules that hold throughout:
 
@@ -31,14 +33,15 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from hermes_spark.agent import approvals, context
 from hermes_spark.agent import calls as calls_of
-from hermes_spark.agent import context
 from hermes_spark.events import Event
 from hermes_spark.messages import Message, ParsedCall
-from hermes_spark.state.agent_state import DONE, AgentState, CallState, Queued, Turn
+from hermes_spark.state.agent_state import DONE, WAITING, AgentState, CallState, Queued, Turn
 from hermes_spark.state.records import (
     Completed,
     Intent,
+    Lapsed,
     Outcome,
     Overdue,
     PlannedCall,
@@ -70,11 +73,13 @@ def apply(state: AgentState | None, record: SessionRecord) -> AgentState:
         state = calls_of.returned(state, record)
     elif isinstance(record, Resumed):
         state = calls_of.resumed(state, record)
+    elif isinstance(record, Lapsed):
+        state = approvals.lapsed(state, record)
     elif isinstance(record, Overdue):
         state = _overdue(state, record)
     else:
         state = _outcome(state, record)
-    return replace(state, updated_ms=record.time_ms)
+    return replace(approvals.clocked(state, record.time_ms), updated_ms=record.time_ms)
 
 
 # --- taking events
@@ -90,8 +95,8 @@ def _taken(state: AgentState, record: Taken) -> AgentState:
         state = replace(state, seen_event_ids=seen[-SEEN_EVENT_IDS:])
     if event.type == "cancel":
         return _cancel(state, event)
-    if event.type == "approval":  # no call waits for one yet
-        return state
+    if event.type == "approval":
+        return approvals.approval(state, event, record.effect, record.time_ms)
     return _advance(replace(state, queue=(*state.queue, Queued(record))))
 
 
@@ -203,13 +208,13 @@ def _ask(state: AgentState, turn: Turn, record: Completed, notes: tuple[str, ...
     refused = sum(call.status == DONE for call in calls)
     turn = replace(turn, calls=calls, notes=notes, errors=turn.errors + refused + len(notes))
     state = replace(state, messages=(*state.messages, spoken))
-    return calls_of.close_if_done(state, turn)
+    return approvals.ask(state, turn, record.time_ms)
 
 
 def _call(planned: PlannedCall, record: Completed) -> CallState:
-    call = CallState(planned.id, planned.name, planned.arguments, record.step)
+    call = CallState(planned.id, planned.name, planned.arguments, record.step, approve_by_ms=planned.approve_by_ms)
     if not planned.refusal:
-        return call
+        return replace(call, status=WAITING) if planned.approve_by_ms else call
     return replace(call, status=DONE, result="refused", content=planned.refusal, done_ms=record.time_ms)
 
 
@@ -238,4 +243,4 @@ def _outcome(state: AgentState, record: Outcome) -> AgentState:
         turns=state.turns + 1,
         calls=state.calls + sum(call.sent_ms > 0 for call in turn.past_calls + calls),
     )
-    return _advance(state)
+    return _advance(approvals.ended(state, turn.id))

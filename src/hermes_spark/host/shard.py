@@ -19,6 +19,7 @@ from hermes_spark.agent.turn import apply
 from hermes_spark.errors import Fenced, HermesError
 from hermes_spark.events import Event, InvalidEvent, Row, parse_event
 from hermes_spark.host.intake import Intake
+from hermes_spark.host.pressure import Pressure
 from hermes_spark.host.sessions import Sessions
 from hermes_spark.host.wire import Span
 from hermes_spark.settings import Settings
@@ -50,9 +51,7 @@ class Shard:
         self._intake = intake
         self._now_ms = 0
         self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
-        self._held: dict[str, int] = {}
-        self.held_bytes = 0
-        """Bytes of events taken whose turn has not ended."""
+        self._pressure = Pressure()
         self.failure: HermesError | None = None
         self.appended: Callable[[], None] = _nobody
         """Called after every append; the owner sets it to wake who flushes."""
@@ -88,6 +87,16 @@ class Shard:
         """What the session wants now."""
         state = self.sessions.get(session_id)
         return () if state is None else next_effects(state)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of events taken whose turn has not ended, without sessions that wait for an approval."""
+        return self._pressure.held_bytes
+
+    @property
+    def open_turns(self) -> int:
+        """Sessions with an open turn or a waiting event, without those that wait for an approval."""
+        return len(self.sessions.live) - self._pressure.waiting
 
     def now_ms(self) -> int:
         """The time for a new record: the clock, but never before the last record."""
@@ -172,7 +181,8 @@ class Shard:
         state = apply(self.sessions.get(record.session_id), record)
         self.sessions.put(state, lsn)
         if isinstance(record, Outcome):
-            self.held_bytes -= self._held.pop(record.turn_id, 0)
+            self._pressure.release(record.session_id, record.turn_id)
+        self._pressure.note(record.session_id, waiting=state.waiting)
         return state
 
     def _remember(self, record: Record) -> None:
@@ -185,8 +195,7 @@ class Shard:
 
     def _hold(self, record: Taken, size: int) -> None:
         if record.turn_id and not record.repeat:
-            self._held[record.turn_id] = size
-            self.held_bytes += size
+            self._pressure.hold(record.session_id, record.turn_id, size)
 
 
 def _nobody() -> None:

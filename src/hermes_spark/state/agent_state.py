@@ -10,7 +10,7 @@ from hermes_spark.state.records import Limits, Taken
 
 SCHEMA_VERSION = 1
 
-NEW, SENT, DONE = "new", "sent", "done"
+WAITING, NEW, SENT, DONE = "waiting", "new", "sent", "done"
 
 
 class CallState(msgspec.Struct, frozen=True, array_like=True):
@@ -21,7 +21,8 @@ class CallState(msgspec.Struct, frozen=True, array_like=True):
     arguments: JsonObject
     step: int
     status: str = NEW
-    """`new` (wanted), `sent` (its intent is recorded), `done` (its result is recorded, or it was refused)."""
+    """`waiting` (for an approval), `new` (wanted), `sent` (its intent is recorded), `done` (its result is recorded, or it was
+    refused or denied)."""
     result: str = ""
     """One that `records.Returned` lists; empty until done."""
     content: str = ""
@@ -30,6 +31,8 @@ class CallState(msgspec.Struct, frozen=True, array_like=True):
     attempts: int = 0
     sent_ms: int = 0
     done_ms: int = 0
+    approve_by_ms: int = 0
+    """Until when somebody must have approved it; 0: it needs no approval."""
 
 
 class Turn(msgspec.Struct, frozen=True, array_like=True):
@@ -64,6 +67,12 @@ class Turn(msgspec.Struct, frozen=True, array_like=True):
     """How often a new owner went on with it."""
     resumptions_before: int = 0
     """Of these, how many lie before its last progress."""
+    began_ms: int = 0
+    """When it was opened."""
+    paused_ms: int = 0
+    """How long its wall clock stood still: waiting for approvals, or without an owner."""
+    waiting_since_ms: int = 0
+    """Since when nothing of it can go on without an approval; 0: it runs."""
 
 
 class Queued(msgspec.Struct, frozen=True, array_like=True):
@@ -72,6 +81,16 @@ class Queued(msgspec.Struct, frozen=True, array_like=True):
     taken: Taken
     stopping: str = ""
     """Set by a `cancel` that came while it waited."""
+
+
+class Decision(msgspec.Struct, frozen=True, array_like=True):
+    """What an approval event said about a call."""
+
+    turn_id: str
+    call_id: str
+    approve: bool
+    by: str
+    reason: str
 
 
 class AgentState(msgspec.Struct, frozen=True, array_like=True):
@@ -92,11 +111,20 @@ class AgentState(msgspec.Struct, frozen=True, array_like=True):
     created_ms: int = 0
     updated_ms: int = 0
     schema_version: int = SCHEMA_VERSION
+    decisions: tuple[Decision, ...] = ()
+    """Decisions that came before their calls waited; at most `agent.approvals.KEPT_DECISIONS`."""
+    ended_turns: tuple[str, ...] = ()
+    """Ids of the newest ended turns, to tell a late approval from an early one."""
 
     @property
     def idle(self) -> bool:
         """True when nothing is open and nothing waits."""
         return self.turn is None and not self.queue
+
+    @property
+    def waiting(self) -> bool:
+        """True when the open turn can only go on once somebody approves or denies a call."""
+        return self.turn is not None and self.turn.waiting_since_ms > 0
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -71,6 +71,8 @@ class Taken(msgspec.Struct, frozen=True, array_like=True, tag="e"):
     time_ms: int
     repeat: bool = False
     """The producer sent this `event_id` before in this session: recorded, without effect."""
+    effect: str = ""
+    """Of an approval: `taken` (it decided), `kept` (its call does not wait yet) or `stale` (too late). Else empty."""
 
 
 class Rejected(msgspec.Struct, frozen=True, array_like=True, tag="x"):
@@ -96,6 +98,8 @@ class PlannedCall(msgspec.Struct, frozen=True, array_like=True):
     arguments: JsonObject
     refusal: str = ""
     """Why it does not run (unknown tool, invalid arguments, too many): told to the model instead of a result."""
+    approve_by_ms: int = 0
+    """It runs only once somebody approves it, and is denied if nobody has by then; 0: it needs no approval."""
 
 
 class Completed(msgspec.Struct, frozen=True, array_like=True, tag="m"):
@@ -137,8 +141,8 @@ class Returned(msgspec.Struct, frozen=True, array_like=True, tag="r"):
     session_id: str
     call_id: str
     status: str
-    """`ok`, `error` (the tool said so), `timeout`, `unknown` (under way when its owner died), `refused` (never sent),
-    `not_run` (the tool says that it never saw the call and will never run it)."""
+    """`ok`, `error` (the tool said so), `timeout`, `unknown` (under way when its owner died), `refused` and
+    `denied` (never sent; `denied` by somebody), `not_run` (the tool says that it never saw the call and will never run it)."""
     content: str
     attempts: int
     time_ms: int
@@ -159,6 +163,15 @@ class Resumed(msgspec.Struct, frozen=True, array_like=True, tag="n"):
     turn_id: str
     times: int
     """The how manieth resumption of the turn this is, from 1."""
+    time_ms: int
+
+
+class Lapsed(msgspec.Struct, frozen=True, array_like=True, tag="l"):
+    """Nobody has approved or denied the call by its deadline: it is denied."""
+
+    session_id: str
+    turn_id: str
+    call_id: str
     time_ms: int
 
 
@@ -199,8 +212,8 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True, tag="o"):
     metadata: JsonObject = {}
 
 
-Record = TermStarted | Taken | Rejected | Completed | Intent | Returned | Overdue | Outcome | Resumed
-SessionRecord = Taken | Completed | Intent | Returned | Overdue | Outcome | Resumed
+Record = TermStarted | Taken | Rejected | Completed | Intent | Returned | Overdue | Outcome | Resumed | Lapsed
+SessionRecord = Taken | Completed | Intent | Returned | Overdue | Outcome | Resumed | Lapsed
 """Records that belong to one session and are folded into its AgentState."""
 
 _encoder = msgspec.msgpack.Encoder()

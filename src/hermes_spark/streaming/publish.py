@@ -27,6 +27,7 @@ __all__ = [
     "ConsoleSink",
     "ParquetSink",
     "Sink",
+    "approvals",
     "audit",
     "build_tables",
     "controls",
@@ -135,6 +136,11 @@ def dead_letters(spark: SparkSession, path: str) -> DataFrame:
 def controls(spark: SparkSession, path: str) -> DataFrame:
     """The `controls` table below the sink's directory; empty while there is none."""
     return _frame(spark, path, "controls")
+
+
+def approvals(spark: SparkSession, path: str) -> DataFrame:
+    """The `approvals` table below the sink's directory: calls that wait, or waited, for somebody's approval."""
+    return _frame(spark, path, "approvals")
 
 
 def _frame(spark: SparkSession, path: str, name: str) -> DataFrame:

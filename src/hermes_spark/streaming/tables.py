@@ -3,21 +3,22 @@
 - `outcomes`: one row per ended turn, its tool calls nested (`publish.audit` shows them one per row).
 - `dead_letters`: one row per source row that is no event or cannot be served, with its first bytes.
 - `controls`: one row per event that causes no turn: `reset`, `cancel` and `approval`, and repeats of any type.
+- `approvals`: one row per call that waits for an approval, with what an `approval` event must name.
 
-Every event handed over is in exactly one of them: as an outcome, once its turn has ended; else as one of the others.
+Every event handed over is in exactly one of the first three: as an outcome, once its turn has ended; else as one of the rest.
 `(query_id, shard, lsn)` names a row for ever. Texts that a record leaves empty are empty here too; only a dead letter without
 a session and a time that never came are null. All times are `timestamp[ms]` in UTC. Columns are only ever added, at the end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
 import pyarrow as pa
 
-from hermes_spark.state.records import CallSummary, Outcome, Record, Rejected, Taken
+from hermes_spark.state.records import CallSummary, Completed, Outcome, PlannedCall, Record, Rejected, Taken
 
 SCHEMA_VERSION = 1
 """Counts changes of the columns below."""
@@ -29,7 +30,7 @@ _CALL = pa.struct(
         ("call_id", pa.string()),
         ("name", pa.string()),
         ("arguments", pa.string()),  # JSON
-        ("status", pa.string()),  # ok, error, timeout, unknown, refused
+        ("status", pa.string()),  # ok, error, timeout, unknown, refused, denied, not_run
         ("content", pa.string()),
         ("step", pa.int32()),
         ("attempts", pa.int32()),
@@ -84,13 +85,37 @@ CONTROLS = pa.schema(
         ("event_id", pa.string()),
         *_SOURCE,
         ("effect", pa.string()),  # taken; repeat: the producer sent this event_id before, and nothing happened
+        # of approvals also: kept (for a call that does not wait yet); stale (too late, nothing happened)
         ("event_ts", _TIME),
         ("taken_at", _TIME),
+        ("schema_version", pa.int32()),
+        ("call_id", pa.string()),  # this and the next: of an approval
+        ("decision", pa.string()),
+        ("by", pa.string()),
+        ("reason", pa.string()),
+    ]
+)
+APPROVALS = pa.schema(
+    [
+        *_PLACE,
+        ("session_id", pa.string()),
+        ("turn_id", pa.string()),
+        ("call_id", pa.string()),
+        ("name", pa.string()),
+        ("arguments", pa.string()),  # JSON
+        ("step", pa.int32()),
+        ("asked_at", _TIME),
+        ("approve_by", _TIME),  # then the call is denied
         ("schema_version", pa.int32()),
     ]
 )
 
-TABLES: dict[str, pa.Schema] = {"outcomes": OUTCOMES, "dead_letters": DEAD_LETTERS, "controls": CONTROLS}
+TABLES: dict[str, pa.Schema] = {
+    "outcomes": OUTCOMES,
+    "dead_letters": DEAD_LETTERS,
+    "controls": CONTROLS,
+    "approvals": APPROVALS,
+}
 """Every published table by name."""
 
 PlacedRecord = tuple[int, int, Record]
@@ -104,22 +129,22 @@ def build_tables(query_id: str, batch_id: int, records: Iterable[PlacedRecord]) 
     """
     rows: dict[str, list[dict[str, Any]]] = {name: [] for name in TABLES}
     for shard, lsn, record in sorted(records, key=lambda placed: placed[:2]):
-        table, row = _row(record)
-        if row is not None:
+        for table, row in _rows(record):
             row |= {"query_id": query_id, "batch_id": batch_id, "shard": shard, "lsn": lsn}
             row["schema_version"] = SCHEMA_VERSION
             rows[table].append(row)
     return {name: pa.Table.from_pylist(rows[name], schema=schema) for name, schema in TABLES.items()}
 
 
-def _row(record: Record) -> tuple[str, dict[str, Any] | None]:
+def _rows(record: Record) -> Iterator[tuple[str, dict[str, Any]]]:
     if isinstance(record, Outcome):
-        return "outcomes", _outcome(record)
-    if isinstance(record, Rejected):
-        return "dead_letters", _dead_letter(record)
-    if isinstance(record, Taken) and (record.repeat or record.event.type != "message"):
-        return "controls", _control(record)
-    return "", None
+        yield "outcomes", _outcome(record)
+    elif isinstance(record, Rejected):
+        yield "dead_letters", _dead_letter(record)
+    elif isinstance(record, Completed):
+        yield from (("approvals", _approval(record, call)) for call in record.calls if call.approve_by_ms)
+    elif isinstance(record, Taken) and (record.repeat or record.event.type != "message"):
+        yield "controls", _control(record)
 
 
 def _outcome(record: Outcome) -> dict[str, Any]:
@@ -179,9 +204,26 @@ def _control(record: Taken) -> dict[str, Any]:
         "event_id": event.event_id,
         "source_partition": event.coordinates.partition,
         "source_offset": event.coordinates.offset,
-        "effect": "repeat" if record.repeat else "taken",
+        "effect": "repeat" if record.repeat else record.effect or "taken",
         "event_ts": event.ts_ms,
         "taken_at": record.time_ms,
+        "call_id": event.call_id,
+        "decision": event.decision,
+        "by": event.by,
+        "reason": event.reason,
+    }
+
+
+def _approval(record: Completed, call: PlannedCall) -> dict[str, Any]:
+    return {
+        "session_id": record.session_id,
+        "turn_id": record.turn_id,
+        "call_id": call.id,
+        "name": call.name,
+        "arguments": _json(call.arguments),
+        "step": record.step,
+        "asked_at": record.time_ms,
+        "approve_by": call.approve_by_ms,
     }
 
 

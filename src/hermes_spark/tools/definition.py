@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from hermes_spark.tools.registry import Tool
 
 MAX_TIMEOUT_S = 600.0
+MAX_APPROVAL_S = 31_622_400.0
+"""A year."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
@@ -25,6 +27,10 @@ def tool_fault(tool: Tool) -> str:
         return "a name is a letter or _ and then at most 63 letters, digits, _, . or -"
     if tool.timeout_s is not None and not 0 < tool.timeout_s <= MAX_TIMEOUT_S:
         return f"timeout_s is {tool.timeout_s}; expected seconds above 0, at most {MAX_TIMEOUT_S:g}"
+    if tool.approval_timeout_s is not None and not 0 < tool.approval_timeout_s <= MAX_APPROVAL_S:
+        return (
+            f"approval_timeout_s is {tool.approval_timeout_s}; expected seconds above 0, at most {MAX_APPROVAL_S:.0f}"
+        )
     return (
         _url_fault(tool.url) or _reconcile_fault(tool) or _header_fault(tool.headers) or schema_fault(tool.parameters)
     )

@@ -49,6 +49,10 @@ class Tool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     policy: Policy = "unknown"
     reconcile_url: str = ""
     """Where the policy `reconcile` asks; given like `url`. See `reconcile` for what it answers."""
+    approval: bool = False
+    """True: a call runs only once somebody has approved it (an `approval` event)."""
+    approval_timeout_s: float | None = None
+    """How long somebody has for that, before the call is denied; None: the setting `tools.approval_timeout_s`."""
     side_effects: bool = True
     """False: repeating the call changes nothing, so a call from a cut reply may be used."""
     headers: dict[str, str] = {}
@@ -186,6 +190,13 @@ class Registry:
         fault = "" if spec.parameters is self._tools[name].parameters else schema_fault(spec.parameters)
         problems = (fault,) if fault else argument_problems(spec.parameters, arguments)
         return f"{name}: {'; '.join(problems)}" if problems else ""
+
+    def approve_within_ms(self, name: str, default_s: float) -> int:
+        """How long somebody has to approve a call of that tool; 0 when it needs no approval."""
+        tool = self._tools.get(name)
+        if tool is None or not tool.approval:
+            return 0
+        return round((tool.approval_timeout_s or default_s) * 1000)
 
     def _spec(self, item: str | ToolSpec) -> ToolSpec:
         tool = self._tools[_name_of(item)]
