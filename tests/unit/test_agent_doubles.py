@@ -9,7 +9,7 @@ import pytest
 
 from hermes_spark.agent import act, context
 from hermes_spark.agent.calls import RESUMPTIONS
-from hermes_spark.agent.plan import Call, Complete, Effect, Finish, Wait, next_effects
+from hermes_spark.agent.plan import Call, Complete, Effect, Finish, Undo, Wait, next_effects
 from hermes_spark.agent.turn import apply
 from hermes_spark.events import Coordinates, Event
 from hermes_spark.llm.chat_format import Format, render
@@ -17,11 +17,23 @@ from hermes_spark.llm.client import Completion
 from hermes_spark.messages import JsonObject, Message, ParsedCall, Reply, Usage
 from hermes_spark.settings import AgentSettings
 from hermes_spark.state.agent_state import NEW, SENT, AgentState, decode_state, encode_state
-from hermes_spark.state.records import Completed, Outcome, Resumed, Returned, SessionRecord, Taken, decode, encode
+from hermes_spark.state.records import (
+    Completed,
+    Outcome,
+    Resumed,
+    Returned,
+    SessionRecord,
+    Taken,
+    UndoPlan,
+    decode,
+    encode,
+)
 
 SESSION = "s1"
 DEFAULTS = AgentSettings()
 APPROVE_WITHIN_MS = 60_000
+UNDO = UndoPlan("unbook", {"n": "/arguments/n", "what": "/result"})
+"""Of the tool `book`."""
 FORMATS: tuple[Format, ...] = ("qwen3.5", "hermes")
 
 
@@ -89,6 +101,7 @@ class PureHost:
         self.under_way: dict[str, Call] = {}
         self.requests: Counter[str] = Counter()
         """Requests that left, by call id."""
+        self.undo_requests: Counter[str] = Counter()
         self.results: dict[str, str] = {}
         self.now_ms = 1_000
         self._offset = 0
@@ -151,7 +164,9 @@ class PureHost:
         """Record the intent and send the call."""
         assert call.call.status == NEW
         assert not self.state.turn.stopping
-        self.append(act.intent(call, policy, self.now_ms + 15_000, self.tick()))
+        self.append(
+            act.intent(call, policy, self.now_ms + 15_000, self.tick(), UNDO if call.call.name == "book" else None)
+        )
         self._request(call)
 
     def _request(self, call: Call) -> None:
@@ -166,6 +181,18 @@ class PureHost:
         record = act.returned(call, status, self.results[call_id], 1, self.tick())
         self.append(record)
         return record
+
+    def undo(self, status: str = "ok", *, lost: bool = False) -> None:
+        """Make the undo that comes next; `lost`: its owner dies before the answer comes."""
+        (effect,) = self.effects
+        assert isinstance(effect, Undo)
+        assert not self.under_way, "an undo begins while a call is under way"
+        assert effect.call.id not in self.results, "a finished undo is asked for again"
+        self.append(act.intent(effect, "idempotent", self.now_ms, self.tick()))
+        self.undo_requests[effect.call.id] += 1
+        if not lost:
+            self.results[effect.call.id] = status
+            self.append(act.returned(effect, status, status, 1, self.tick()))
 
     def run_calls(self, *statuses: str) -> None:
         """Send all open calls at once, then let them come back in order."""
@@ -204,7 +231,7 @@ class PureHost:
         self.state = self.folded()
         assert self.state == lived
         self.under_way.clear()
-        if any(isinstance(effect, Complete | Call) for effect in self.effects):
+        if any(isinstance(effect, Complete | Call | Undo) for effect in self.effects):
             self.append(act.resumed(self.state, self.effects[0].turn_id, self.tick()))
         for effect in self.effects:
             if isinstance(effect, Call) and effect.call.status == SENT:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from hermes_spark.agent import act
 from hermes_spark.agent.approvals import KEPT_DECISIONS
-from hermes_spark.agent.plan import Call, Complete, Finish, Wait
+from hermes_spark.agent.plan import Call, Complete, Finish, Undo, Wait
 from hermes_spark.agent.turn import apply
 from hermes_spark.events import call_id_of
 from hermes_spark.messages import Message, ParsedCall
@@ -101,6 +101,8 @@ class Life:
             self.host.send(choice, policy)
         elif isinstance(choice, Finish):
             self.host.finish()
+        elif isinstance(choice, Undo):
+            self.host.undo(status, lost=pick == 0)
         elif isinstance(choice, str):
             self.host.land(choice, status)
 
@@ -181,6 +183,8 @@ class Life:
                 self.host.answer(says("", ParsedCall("look", {"n": 1}), ParsedCall("ghost", {})))
             elif isinstance(effects[0], Finish):
                 self.host.finish()
+            elif isinstance(effects[0], Undo):
+                self.host.undo("error")
             elif self.host.under_way:
                 self.host.land(min(self.host.under_way), "error")
             elif self.host.state.waiting:
@@ -196,6 +200,7 @@ class Life:
         assert [outcome.turn_id for outcome in host.outcomes] == [record.turn_id for record in messages]
         assert host.folded() == host.state
         self._check_steps()
+        self._check_undos()
         self._check_calls()
 
     def _check_steps(self) -> None:
@@ -212,6 +217,21 @@ class Life:
                 last = own[-1]
                 assert last.final or not (last.calls or last.errors or last.truncated), "no answer, yet taken for one"
                 assert outcome.reply == last.content
+
+    def _check_undos(self) -> None:
+        """What a turn did that ends without an answer is undone in reverse order, each call once, and nothing else is."""
+        undone: set[str] = set()
+        for outcome in self.host.outcomes:
+            effects = [call for call in outcome.calls if call.name == "book"] if outcome.status != "completed" else []
+            made = [undo for undo in outcome.undos if undo.call_id in {c.id for c in effects if c.status == "ok"}]
+            assert [undo.call_id for undo in made] == [c.id for c in reversed(effects) if c.status == "ok"]
+            unsure = {c.id for c in effects if c.status in ("unknown", "timeout") and c.id in self.host.requests}
+            assert {undo.call_id for undo in outcome.undos} - {undo.call_id for undo in made} == unsure
+            undone |= {undo.id for undo in made if undo.sent_ms}
+            for undo in made:
+                assert undo.status == self.host.results.get(undo.id, undo.status)
+                assert undo.id in self.host.results or self.host.given_up(outcome.turn_id)
+        assert undone == set(self.host.undo_requests)
 
     def _check_calls(self) -> None:
         """Each call an outcome shows was asked for once, and has the result that was recorded for it."""

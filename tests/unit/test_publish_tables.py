@@ -26,6 +26,7 @@ from hermes_spark.state.records import (
     Rejected,
     Returned,
     Taken,
+    UndoSummary,
 )
 from hermes_spark.state.storage import Storage
 from hermes_spark.streaming.publish import ConsoleSink, ParquetSink, parquet_bytes, read_table
@@ -107,7 +108,19 @@ def test_outcome_row():
         "finished_at": utc(NOW),
         "metadata": '{"channel":"web","n":1}',
         "schema_version": 1,
+        "undos": [],
     }
+
+
+def test_an_outcome_says_what_was_undone():
+    undos = (
+        UndoSummary("c1", "u1", "unbook", {"n": 1}, "ok", "{}", NOW, NOW),
+        UndoSummary("c2", "u2", "x", {}, "not_run", "", 0, 0),
+    )
+    (row,) = build_tables("q", 5, [(2, 9, outcome(undos=undos))])["outcomes"].to_pylist()
+    assert [(undo["call_id"], undo["name"], undo["status"], undo["sent_at"]) for undo in row["undos"]] == [
+        ("c1", "unbook", "ok", utc(NOW)), ("c2", "x", "not_run", None)
+    ]  # fmt: skip
 
 
 def test_a_call_that_was_never_sent_has_no_time():

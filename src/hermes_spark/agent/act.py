@@ -14,7 +14,8 @@ from msgspec.structs import replace
 from hermes_spark.agent import approvals
 from hermes_spark.agent.calls import settled
 from hermes_spark.agent.limits import limits_of
-from hermes_spark.agent.plan import Call, Complete, Finish
+from hermes_spark.agent.plan import Call, Complete, Finish, Undo
+from hermes_spark.agent.undo import summaries
 from hermes_spark.events import Event, call_id_of, turn_id_of
 from hermes_spark.llm.client import Completion
 from hermes_spark.messages import JsonObject, ParsedCall, Usage, is_deeper
@@ -31,6 +32,7 @@ from hermes_spark.state.records import (
     Resumed,
     Returned,
     Taken,
+    UndoPlan,
 )
 
 REPLY_CHARS = 100_000
@@ -128,15 +130,16 @@ def completion_failed(effect: Complete, kind: str, sentence: str, now_ms: int) -
     )
 
 
-def intent(effect: Call, policy: str, deadline_ms: int, now_ms: int) -> Intent:
-    """The record that must be durable before the first byte of the call leaves."""
-    call = effect.call
-    return Intent(effect.session_id, call.id, call.arguments, policy, deadline_ms, now_ms)
+def intent(effect: Call | Undo, policy: str, deadline_ms: int, now_ms: int, undo: UndoPlan | None = None) -> Intent:
+    """The record that must be durable before the first byte of the call, or undo, leaves. `undo` is how the call is undone."""
+    call, undoes = effect.call, effect.undoes if isinstance(effect, Undo) else ""
+    return Intent(effect.session_id, call.id, call.arguments, policy, deadline_ms, now_ms, undo, undoes)
 
 
-def returned(effect: Call, status: str, content: str, attempts: int, now_ms: int) -> Returned:
+def returned(effect: Call | Undo, status: str, content: str, attempts: int, now_ms: int) -> Returned:
     """The record of a call's result; `status` is one of those that `Returned` lists."""
-    return Returned(effect.session_id, effect.call.id, status, _storable(content), attempts, now_ms)
+    undoes = effect.undoes if isinstance(effect, Undo) else ""
+    return Returned(effect.session_id, effect.call.id, status, _storable(content), attempts, now_ms, undoes)
 
 
 def overdue(session_id: str, turn_id: str, now_ms: int) -> Overdue:
@@ -174,6 +177,7 @@ def outcome(state: AgentState, finish: Finish, now_ms: int) -> Outcome:
         taken_ms=turn.taken_ms,
         time_ms=now_ms,
         metadata=turn.metadata,
+        undos=() if finish.status == "completed" else summaries(turn),
     )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from hermes_spark.agent import context
+from hermes_spark.agent import context, undo
 from hermes_spark.state.agent_state import DONE, NEW, SENT, AgentState, CallState, Turn
 from hermes_spark.state.records import Intent, Resumed, Returned
 
@@ -24,7 +24,7 @@ def intent(state: AgentState, record: Intent) -> AgentState:
     call = _open_call(turn, record.call_id)
     if turn is None or call is None or call.status != NEW:
         return state
-    sent = replace(call, status=SENT, policy=record.policy, sent_ms=record.time_ms)
+    sent = replace(call, status=SENT, policy=record.policy, sent_ms=record.time_ms, undo=record.undo)
     return replace(state, turn=with_call(turn, sent))
 
 
@@ -67,6 +67,8 @@ def resumed(state: AgentState, record: Resumed) -> AgentState:
     if turn.resumptions - turn.resumptions_before < RESUMPTIONS:
         return replace(state, turn=turn)
     reason = f"resumed: the service restarted {RESUMPTIONS} times within this turn, which made no progress in between"
+    if turn.stopping and all(call.status != SENT for call in turn.calls):
+        turn = undo.given_up(turn, record.time_ms)
     turn = replace(turn, calls=settled(turn.calls, record.time_ms), stopping=turn.stopping or reason)
     return replace(state, turn=progressed(turn))
 

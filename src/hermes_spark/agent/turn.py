@@ -13,10 +13,11 @@
                    ▲                       ▲                                          │
                    └─ denied, Lapsed ─── Wait (a call that needs an approval)         │
                                                                                       │
-    cancel, Overdue, a failed completion ──► stopping ── when all calls sent are back ┘
+    cancel, Overdue, a failed completion ──► stopping ── when all calls sent are back │
+                                                 └─ Undo, Undo, ... (one by one) ─────┘
 
-`Complete`, `Call`, `Wait` and `Finish` are *effects* (`plan.next_effects` names those wanted now), the words on arrows are
-*records*. `apply` alone changes a state. It has no clock, no chance and no I/O: what depends on them is in the records, so
+`Complete`, `Call`, `Wait`, `Undo` and `Finish` are *effects* (`plan.next_effects` names those wanted now), the words on arrows
+are *records*. `apply` alone changes a state. It has no clock, no chance and no I/O: what depends on them is in the records, so
 folding a journal gives the state that was lived through. It takes any record in any state: one that no longer fits (a late
 answer, a second result, an outcome of an ended turn) changes nothing but `updated_ms`.
 
@@ -33,7 +34,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from hermes_spark.agent import approvals, context
+from hermes_spark.agent import approvals, context, undo
 from hermes_spark.agent import calls as calls_of
 from hermes_spark.events import Event
 from hermes_spark.messages import Message, ParsedCall
@@ -68,9 +69,9 @@ def apply(state: AgentState | None, record: SessionRecord) -> AgentState:
     elif isinstance(record, Completed):
         state = _completed(state, record)
     elif isinstance(record, Intent):
-        state = calls_of.intent(state, record)
+        state = (undo if record.undoes else calls_of).intent(state, record)
     elif isinstance(record, Returned):
-        state = calls_of.returned(state, record)
+        state = (undo if record.undoes else calls_of).returned(state, record)
     elif isinstance(record, Resumed):
         state = calls_of.resumed(state, record)
     elif isinstance(record, Lapsed):
@@ -234,7 +235,8 @@ def _outcome(state: AgentState, record: Outcome) -> AgentState:
     if turn is None or turn.id != record.turn_id:
         return state
     calls = calls_of.settled(turn.calls, record.time_ms)
-    last = Message("assistant", _LAST_WORDS.get(record.status, record.reply))
+    undone = " What it had changed was undone." if any(undo.status == "ok" for undo in record.undos) else ""
+    last = Message("assistant", _LAST_WORDS.get(record.status, record.reply) + undone)
     messages = context.joined(state.messages + context.results(calls, turn.notes), (last,))
     state = replace(
         state,

@@ -14,7 +14,7 @@ import msgspec
 
 from hermes_spark import faults
 from hermes_spark.agent import act, context
-from hermes_spark.agent.plan import Call, Complete, Finish
+from hermes_spark.agent.plan import Call, Complete, Finish, Undo
 from hermes_spark.errors import ModelBusy, ModelContractError, ModelError, ModelTimeout, ModelUnavailable, StateError
 from hermes_spark.host.calls import Calls, describe
 from hermes_spark.host.shard import Shard
@@ -77,14 +77,14 @@ class EffectRunner:
             if state.waiting:
                 self._services.waits()
         for effect in effects:
-            if effect.key not in self._running and isinstance(effect, Complete | Call):
+            if effect.key not in self._running and isinstance(effect, Complete | Call | Undo):
                 self._start(effect)
 
     def resume(self) -> None:
         """Go on with the turns that an earlier owner left open. Called once, after the shard was opened."""
         for session_id in list(self._shard.sessions.live):
             effects = self._shard.effects(session_id)
-            if any(isinstance(effect, Complete | Call) for effect in effects):
+            if any(isinstance(effect, Complete | Call | Undo) for effect in effects):
                 now_ms = self._shard.now_ms()
                 self._shard.append(act.resumed(self._state(session_id), effects[0].turn_id, now_ms))
             self.drive(session_id)
@@ -95,7 +95,7 @@ class EffectRunner:
         for task in self._running.values():
             task.cancel()
 
-    def _start(self, effect: Complete | Call) -> None:
+    def _start(self, effect: Complete | Call | Undo) -> None:
         task = asyncio.get_running_loop().create_task(self._run(effect))
         self._running[effect.key] = task
 
@@ -107,7 +107,7 @@ class EffectRunner:
 
         task.add_done_callback(done)
 
-    async def _run(self, effect: Complete | Call) -> None:
+    async def _run(self, effect: Complete | Call | Undo) -> None:
         try:
             await (self._complete(effect) if isinstance(effect, Complete) else self._call(effect))
         except StateError:
@@ -153,18 +153,21 @@ class EffectRunner:
             timeout_s=settings.model.timeout_s,
         )
 
-    async def _call(self, effect: Call) -> None:
+    async def _call(self, effect: Call | Undo) -> None:
         async with self._services.tool_slots:
             if not self._wanted(effect):
                 return
-            result = await (self._calls.settle(effect) if effect.call.status == SENT else self._calls.send(effect))
+            if isinstance(effect, Undo):
+                result = await self._calls.undo(effect)
+            else:
+                result = await (self._calls.settle(effect) if effect.call.status == SENT else self._calls.send(effect))
         CALLS.labels(tool=effect.call.name, status=result.status).inc()
         faults.point("host.after_call")
         now_ms = self._shard.now_ms()
         self._record(effect, act.returned(effect, result.status, result.content, result.attempts, now_ms))
         faults.point("host.after_result")
 
-    def _record(self, effect: Complete | Call, record: SessionRecord) -> None:
+    def _record(self, effect: Complete | Call | Undo, record: SessionRecord) -> None:
         if self._wanted(effect):
             self._shard.append(record)
             # Forget it now: what the state wants next may be the same call again only if it was never sent.
@@ -202,7 +205,7 @@ class EffectRunner:
                 self._shard.append(act.returned(effect, "unknown", CUT_BY_DEADLINE, 1, self._shard.now_ms()))
         self.drive(session_id)
 
-    def _wanted(self, effect: Complete | Call) -> bool:
+    def _wanted(self, effect: Complete | Call | Undo) -> bool:
         return effect.key in {wanted.key for wanted in self._shard.effects(effect.session_id)}
 
     def _state(self, session_id: str) -> AgentState:

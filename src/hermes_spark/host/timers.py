@@ -28,7 +28,8 @@ class Timers:
             return
         if state.waiting:
             self._stop_running(turn.id)
-        elif turn.id not in self._running:
+        elif turn.id not in self._running and not turn.stopping:
+            # (What is under way in a turn that is being stopped has time limits of its own, and so have its undos.)
             later = asyncio.get_running_loop().call_later
             left_s = max(0.0, time_left_ms(turn, now_ms) / 1000)
             self._running[turn.id] = later(left_s, self._fire_overdue, state.session_id, turn.id)

@@ -6,7 +6,7 @@ import msgspec
 
 from hermes_spark.events import Coordinates, ToolChoice
 from hermes_spark.messages import JsonObject, Message, Usage
-from hermes_spark.state.records import Limits, Taken
+from hermes_spark.state.records import Limits, Taken, UndoPlan
 
 SCHEMA_VERSION = 1
 
@@ -33,6 +33,24 @@ class CallState(msgspec.Struct, frozen=True, array_like=True):
     done_ms: int = 0
     approve_by_ms: int = 0
     """Until when somebody must have approved it; 0: it needs no approval."""
+    undo: UndoPlan | None = None
+    """Of its intent."""
+
+
+class UndoState(msgspec.Struct, frozen=True, array_like=True):
+    """The undo of a call of an open turn that ends without an answer."""
+
+    call_id: str
+    """Of the call that it undoes."""
+    id: str
+    tool: str
+    arguments: JsonObject
+    status: str = SENT
+    """`sent` or `done`."""
+    result: str = ""
+    content: str = ""
+    sent_ms: int = 0
+    done_ms: int = 0
 
 
 class Turn(msgspec.Struct, frozen=True, array_like=True):
@@ -73,6 +91,8 @@ class Turn(msgspec.Struct, frozen=True, array_like=True):
     """How long its wall clock stood still: waiting for approvals, or without an owner."""
     waiting_since_ms: int = 0
     """Since when nothing of it can go on without an approval; 0: it runs."""
+    undos: tuple[UndoState, ...] = ()
+    """In the order they were begun."""
 
 
 class Queued(msgspec.Struct, frozen=True, array_like=True):

@@ -122,6 +122,14 @@ class Completed(msgspec.Struct, frozen=True, array_like=True, tag="m"):
     """Non-empty when the model gave no completion at all: the reason, as `kind: sentence`."""
 
 
+class UndoPlan(msgspec.Struct, frozen=True, array_like=True):
+    """How a call is undone."""
+
+    tool: str
+    arguments: dict[str, str]
+    """By name, where each comes from: `/arguments/...` of the call or `/result/...`, as a JSON pointer without escapes."""
+
+
 class Intent(msgspec.Struct, frozen=True, array_like=True, tag="i"):
     """A call is about to be sent. Durable before the first byte leaves."""
 
@@ -133,6 +141,9 @@ class Intent(msgspec.Struct, frozen=True, array_like=True, tag="i"):
     `reconcile` (ask the tool what became of it) or `unknown` (nothing; the model is told that nobody knows)."""
     deadline_ms: int
     time_ms: int
+    undo: UndoPlan | None = None
+    undoes: str = ""
+    """Of an undo: the id of the call that it undoes; `call_id` is its own."""
 
 
 class Returned(msgspec.Struct, frozen=True, array_like=True, tag="r"):
@@ -146,6 +157,8 @@ class Returned(msgspec.Struct, frozen=True, array_like=True, tag="r"):
     content: str
     attempts: int
     time_ms: int
+    undoes: str = ""
+    """Of an undo: the id of the call that it undoes; `call_id` is its own."""
 
 
 class Overdue(msgspec.Struct, frozen=True, array_like=True, tag="d"):
@@ -190,6 +203,21 @@ class CallSummary(msgspec.Struct, frozen=True, array_like=True):
     done_ms: int
 
 
+class UndoSummary(msgspec.Struct, frozen=True, array_like=True):
+    """An undo as the outcome shows it."""
+
+    call_id: str
+    """Of the call that it undoes."""
+    id: str
+    tool: str
+    arguments: JsonObject
+    status: str
+    """`ok`: undone. Else as of calls; `not_run`: not tried, because nobody knows whether there is something to undo."""
+    content: str
+    sent_ms: int
+    done_ms: int
+
+
 class Outcome(msgspec.Struct, frozen=True, array_like=True, tag="o"):
     """What a turn produced. Exactly one per message event."""
 
@@ -210,6 +238,8 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True, tag="o"):
     taken_ms: int
     time_ms: int
     metadata: JsonObject = {}
+    undos: tuple[UndoSummary, ...] = ()
+    """Of a turn that failed or was cancelled, in the order they were made."""
 
 
 Record = TermStarted | Taken | Rejected | Completed | Intent | Returned | Overdue | Outcome | Resumed | Lapsed

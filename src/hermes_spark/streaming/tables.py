@@ -18,7 +18,16 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from hermes_spark.state.records import CallSummary, Completed, Outcome, PlannedCall, Record, Rejected, Taken
+from hermes_spark.state.records import (
+    CallSummary,
+    Completed,
+    Outcome,
+    PlannedCall,
+    Record,
+    Rejected,
+    Taken,
+    UndoSummary,
+)
 
 SCHEMA_VERSION = 1
 """Counts changes of the columns below."""
@@ -34,6 +43,22 @@ _CALL = pa.struct(
         ("content", pa.string()),
         ("step", pa.int32()),
         ("attempts", pa.int32()),
+        ("sent_at", _TIME),  # null: never sent
+        ("done_at", _TIME),
+    ]
+)
+
+_UNDO = pa.struct(
+    [
+        ("call_id", pa.string()),  # of the call that it undoes
+        ("undo_id", pa.string()),
+        ("name", pa.string()),
+        ("arguments", pa.string()),  # JSON
+        (
+            "status",
+            pa.string(),
+        ),  # ok: undone; not_run: not tried, for nobody knows whether the call happened; else as of calls
+        ("content", pa.string()),
         ("sent_at", _TIME),  # null: never sent
         ("done_at", _TIME),
     ]
@@ -62,6 +87,7 @@ OUTCOMES = pa.schema(
         ("finished_at", _TIME),
         ("metadata", pa.string()),  # JSON
         ("schema_version", pa.int32()),
+        ("undos", pa.list_(_UNDO)),  # in the order they were made; empty for completed turns
     ]
 )
 DEAD_LETTERS = pa.schema(
@@ -166,6 +192,20 @@ def _outcome(record: Outcome) -> dict[str, Any]:
         "taken_at": record.taken_ms,
         "finished_at": record.time_ms,
         "metadata": _json(record.metadata),
+        "undos": [_undo(undo) for undo in record.undos],
+    }
+
+
+def _undo(undo: UndoSummary) -> dict[str, Any]:
+    return {
+        "call_id": undo.call_id,
+        "undo_id": undo.id,
+        "name": undo.tool,
+        "arguments": _json(undo.arguments),
+        "status": undo.status,
+        "content": undo.content,
+        "sent_at": undo.sent_ms or None,
+        "done_at": undo.done_ms or None,
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -34,6 +35,21 @@ def tool_fault(tool: Tool) -> str:
     return (
         _url_fault(tool.url) or _reconcile_fault(tool) or _header_fault(tool.headers) or schema_fault(tool.parameters)
     )
+
+
+def undo_fault(tool: Tool, tools: Mapping[str, Tool]) -> str:
+    """Why the undo that `tool` names cannot be made with `tools`; empty when it can, or when it names none."""
+    if tool.undo is None:
+        return ""
+    undo = tools.get(tool.undo.tool)
+    if undo is None:
+        return f"undo names {quoted(tool.undo.tool)}, which is no tool of this file"
+    if undo.policy != "idempotent":
+        return f"undo names {quoted(undo.name)}, whose policy is {undo.policy}; an undo may be sent again: make it idempotent"
+    for name, pointer in tool.undo.arguments.items():
+        if not re.fullmatch(r"/(arguments|result)(/[^/]+)*", pointer):
+            return f"undo: argument {name} comes from {quoted(pointer)}; expected /arguments/... or /result/..."
+    return ""
 
 
 def _reconcile_fault(tool: Tool) -> str:
