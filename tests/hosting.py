@@ -101,6 +101,7 @@ class HostedShard:
         self.errors: list[BaseException] = []
         self.broken: list[BaseException] = []
         self.on_outcome: Callable[[Outcome], None] = lambda outcome: None
+        self.on_wait: Callable[[], None] = lambda: None
         registry = Registry(registered)
         journal, past = ShardJournal.open(root, 0, TermId(1, term), now_ms=self.now_ms)
         self.store = MemoryStore()
@@ -118,6 +119,7 @@ class HostedShard:
                 tool_slots=asyncio.Semaphore(8),
                 ended=self._ended,
                 failed=self.errors.append,
+                waits=self._waits,
             ),
         )
         self.flushing = asyncio.get_running_loop().create_task(self.flusher.run())
@@ -129,6 +131,9 @@ class HostedShard:
 
     def resume(self) -> None:
         self.runner.resume()
+
+    def _waits(self) -> None:
+        self.on_wait()
 
     def _ended(self, outcome: Outcome) -> None:
         self.outcomes.append(outcome)

@@ -142,8 +142,8 @@ class Opened:
         shard = self.shard
         shard.now_ms()  # the clock of a later term is behind, so this is the time of the records
         memory, *_ = shard._look()
-        known = msgspec.structs.replace(memory, ids=tuple(sorted(memory.ids)), held=dict.fromkeys(memory.held, 0))
-        assert shard.held_bytes == sum(memory.held.values())
+        known = msgspec.structs.replace(memory, ids=tuple(sorted(memory.ids)), held=dict.fromkeys(memory.held, ("", 0)))
+        assert shard.held_bytes == sum(size for _, size in memory.held.values())
         return {s: shard.sessions.get(s) for s in sessions}, set(shard.sessions.live), known
 
     def crash(self) -> None:

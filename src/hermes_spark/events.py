@@ -96,6 +96,11 @@ def call_id_of(turn_id: str, step: int, index: int) -> str:
     return _digest(turn_id, str(step), str(index), "run")
 
 
+def undo_id_of(call_id: str) -> str:
+    """The id of the call that undoes call `call_id`; also its `Idempotency-Key`. 32 hex digits."""
+    return _digest(call_id, "undo")
+
+
 def _digest(*fields: str) -> str:
     h = hashlib.blake2b(digest_size=16)
     for field in fields:

@@ -9,7 +9,7 @@ import pytest
 
 from hermes_spark.agent import act, context
 from hermes_spark.agent.calls import RESUMPTIONS
-from hermes_spark.agent.plan import Call, Complete, Effect, Finish, next_effects
+from hermes_spark.agent.plan import Call, Complete, Effect, Finish, Undo, Wait, next_effects
 from hermes_spark.agent.turn import apply
 from hermes_spark.events import Coordinates, Event
 from hermes_spark.llm.chat_format import Format, render
@@ -25,12 +25,16 @@ from hermes_spark.state.records import (
     Returned,
     SessionRecord,
     Taken,
+    UndoPlan,
     decode,
     encode,
 )
 
 SESSION = "s1"
 DEFAULTS = AgentSettings()
+APPROVE_WITHIN_MS = 60_000
+UNDO = UndoPlan("unbook", {"n": "/arguments/n", "what": "/result"})
+"""Of the tool `book`."""
 FORMATS: tuple[Format, ...] = ("qwen3.5", "hermes")
 
 
@@ -53,8 +57,8 @@ def says(
 
 
 def check(name: str, arguments: JsonObject) -> str:
-    """Two tools, `look` and `book`, that take one integer `n`."""
-    if name not in ("look", "book"):
+    """Three tools, `look`, `book` and `sign`, that take one integer `n`; `sign` needs an approval."""
+    if name not in ("look", "book", "sign"):
         return f"there is no tool {name!r}"
     return "" if isinstance(arguments.get("n"), int) else "n: expected an integer"
 
@@ -98,6 +102,7 @@ class PureHost:
         self.under_way: dict[str, Call] = {}
         self.requests: Counter[str] = Counter()
         """Requests that left, by call id."""
+        self.undo_requests: Counter[str] = Counter()
         self.results: dict[str, str] = {}
         self.now_ms = 1_000
         self._offset = 0
@@ -152,7 +157,8 @@ class PureHost:
     def answer(self, completion: Completion, effect: Complete | None = None) -> Completed:
         if effect is None:
             effect = next(e for e in self.effects if isinstance(e, Complete))
-        record = act.completed(self.state, effect, completion, check, lambda name: name == "look", self.tick())
+        judged = act.completed(self.state, effect, completion, check, lambda name: name == "look", self.tick())
+        record = act.with_approvals(judged, lambda name: APPROVE_WITHIN_MS if name == "sign" else 0)
         self.append(record)
         return record
 
@@ -160,7 +166,9 @@ class PureHost:
         """Record the intent and send the call."""
         assert call.call.status == NEW
         assert not self.state.turn.stopping
-        self.append(act.intent(call, policy, self.now_ms + 15_000, self.tick()))
+        self.append(
+            act.intent(call, policy, self.now_ms + 15_000, self.tick(), UNDO if call.call.name == "book" else None)
+        )
         self._request(call)
 
     def _request(self, call: Call) -> None:
@@ -175,6 +183,18 @@ class PureHost:
         record = act.returned(call, status, self.results[call_id], 1, self.tick())
         self.append(record)
         return record
+
+    def undo(self, status: str = "ok", *, lost: bool = False) -> None:
+        """Make the undo that comes next; `lost`: its owner dies before the answer comes."""
+        (effect,) = self.effects
+        assert isinstance(effect, Undo)
+        assert not self.under_way, "an undo begins while a call is under way"
+        assert effect.call.id not in self.results, "a finished undo is asked for again"
+        self.append(act.intent(effect, "idempotent", self.now_ms, self.tick()))
+        self.undo_requests[effect.call.id] += 1
+        if not lost:
+            self.results[effect.call.id] = status
+            self.append(act.returned(effect, status, status, 1, self.tick()))
 
     def run_calls(self, *statuses: str) -> None:
         """Send all open calls at once, then let them come back in order."""
@@ -191,6 +211,19 @@ class PureHost:
         self.append(record)
         return record
 
+    def decide(self, call_id: str, turn_id: str = "", **fields: object) -> str:
+        """Take an approval event for a call; returns what it did."""
+        turn_id = turn_id or self.state.turn.id
+        return self.take(
+            event("approval", turn_id=turn_id, call_id=call_id, **{"decision": "approve", **fields})
+        ).effect
+
+    def lapse(self) -> None:
+        """The deadlines of all calls that wait pass."""
+        for wait in [effect for effect in self.effects if isinstance(effect, Wait)]:
+            self.now_ms = max(self.now_ms, wait.call.approve_by_ms)
+            self.append(act.lapsed(SESSION, wait.turn_id, wait.call.id, self.tick()))
+
     def overdue(self) -> None:
         self.append(act.overdue(SESSION, self.state.turn.id, self.tick()))
 
@@ -206,7 +239,7 @@ class PureHost:
         self.state = self.folded()
         assert self.state == lived
         self.under_way.clear()
-        if self.effects and not isinstance(self.effects[0], Finish):
+        if any(isinstance(effect, Complete | Call | Undo) for effect in self.effects):
             self.append(act.resumed(self.state, self.effects[0].turn_id, self.tick()))
         for effect in self.effects:
             if isinstance(effect, Call) and effect.call.status == SENT:

@@ -7,8 +7,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hermes_spark.agent import act
-from hermes_spark.agent.plan import Call, Complete, Finish
+from hermes_spark.agent.approvals import KEPT_DECISIONS
+from hermes_spark.agent.plan import Call, Complete, Finish, Undo, Wait
 from hermes_spark.agent.turn import apply
+from hermes_spark.events import call_id_of
 from hermes_spark.messages import Message, ParsedCall
 from hermes_spark.settings import AgentSettings
 from hermes_spark.state.agent_state import NEW
@@ -26,11 +28,11 @@ BOUNDS = st.builds(
 )
 TEXTS = st.sampled_from(["", " ", "fine", "</think> <tool_call> 好", "long " * 20, "half \ud800"])
 GOOD_CALLS = st.builds(
-    ParsedCall, st.sampled_from(["look", "book"]), st.sampled_from([{"n": 1}, {"n": 2, "k": [None]}])
+    ParsedCall, st.sampled_from(["look", "book", "sign"]), st.sampled_from([{"n": 1}, {"n": 2, "k": [None]}])
 )
 CALLS = st.builds(
     ParsedCall,
-    st.sampled_from(["look", "book", "ghost", "", "\ud800"]),
+    st.sampled_from(["look", "book", "sign", "ghost", "", "\ud800"]),
     st.sampled_from([{"n": 1}, {"n": 2, "more": [None, {"k": 1.5}]}, {"n": "x"}, {}, {"n": 2**70}, {"n": "\udfff"}]),
 )
 JUNK = st.builds(
@@ -60,6 +62,9 @@ ARGUMENTS = {
     "message": st.tuples(CHATS, EVENT_IDS, st.sampled_from([None, 8, 99])),
     "control": st.tuples(st.sampled_from(["reset", "approval"]), EVENT_IDS),
     "cancel": st.tuples(PICKS, EVENT_IDS),
+    "decide": st.tuples(PICKS, st.sampled_from(["approve", "deny"]), EVENT_IDS),
+    "decide_early": st.tuples(PICKS, st.sampled_from(["approve", "deny"])),
+    "lapse": st.just(()),
     "overdue": st.just(()),
     "expire": st.just(()),
     "crash": st.just(()),
@@ -67,9 +72,9 @@ ARGUMENTS = {
     "answer_too_late": st.tuples(COMPLETIONS),
     "repeat_a_record": st.tuples(st.integers(0, 50)),
 }
-MOVES = st.sampled_from([*["go_on"] * 24, *["message"] * 4, *["repeat_a_record"] * 3, *ARGUMENTS]).flatmap(
-    lambda name: st.tuples(st.just(name), ARGUMENTS[name])
-)
+MOVES = st.sampled_from(
+    [*["go_on"] * 24, *["message"] * 4, *["repeat_a_record"] * 3, *["decide"] * 4, *ARGUMENTS]
+).flatmap(lambda name: st.tuples(st.just(name), ARGUMENTS[name]))
 
 
 class Life:
@@ -87,7 +92,8 @@ class Life:
 
     def go_on(self, pick, completion, status, policy):
         """Let one of the things that are wanted or under way happen."""
-        new = [effect for effect in self.host.effects if not (isinstance(effect, Call) and effect.call.status != NEW)]
+        new = [effect for effect in self.host.effects if not isinstance(effect, Call | Wait)]
+        new += [effect for effect in self.wants(Call) if effect.call.status == NEW]
         choices = [*new, *sorted(self.host.under_way)]
         choice = choices[pick % len(choices)] if choices else None
         if isinstance(choice, Complete):
@@ -96,7 +102,9 @@ class Life:
             self.host.send(choice, policy)
         elif isinstance(choice, Finish):
             self.host.finish()
-        elif choice is not None:
+        elif isinstance(choice, Undo):
+            self.host.undo(status, lost=pick == 0)
+        elif isinstance(choice, str):
             self.host.land(choice, status)
 
     def message(self, chat, event_id, max_tokens):
@@ -110,6 +118,29 @@ class Life:
         turns = [record.turn_id for record in self.host.records if isinstance(record, Taken)]
         target = ["", "", "unknown", *reversed(turns)][pick % (3 + len(turns))]
         self.host.take(event("cancel", event_id=event_id, turn_id=target, by="kim"))
+
+    def decide(self, pick, decision, event_id):
+        """About any call that ever needed an approval, the newest first."""
+        asked = [
+            (record.turn_id, call.id)
+            for record in reversed(self.host.records)
+            if isinstance(record, Completed)
+            for call in record.calls
+            if call.approve_by_ms
+        ]
+        if asked:
+            turn_id, call_id = asked[pick % len(asked)]
+            self.host.decide(call_id, turn_id, decision=decision, by="kim", event_id=event_id)
+
+    def decide_early(self, pick, decision):
+        """About a call that may come to be: of an open, a waiting or an unknown turn."""
+        taken = [record.turn_id for record in self.host.records if isinstance(record, Taken) and record.turn_id]
+        turns = ["0" * 32, *taken]
+        turn_id = turns[-1 - pick % len(turns)]
+        self.host.decide(call_id_of(turn_id, 0, pick % 2), turn_id, decision=decision, by="kim")
+
+    def lapse(self):
+        self.host.lapse()
 
     def answer_too_late(self, completion):
         for asked in self.wants(Complete):
@@ -147,6 +178,8 @@ class Life:
             return
         assert set(self.host.under_way) <= {call.call.id for call in self.wants(Call)}, "a call sent is forgotten"
         assert bool(self.host.effects) == (self.host.state.turn is not None)
+        assert self.host.state.waiting == (bool(self.host.effects) and len(self.wants(Wait)) == len(self.host.effects))
+        assert len(self.host.state.decisions) <= KEPT_DECISIONS
         assert self.host.state.turn is not None or not self.host.state.queue
 
     def exhaust(self) -> None:
@@ -159,8 +192,12 @@ class Life:
                 self.host.answer(says("", ParsedCall("look", {"n": 1}), ParsedCall("ghost", {})))
             elif isinstance(effects[0], Finish):
                 self.host.finish()
+            elif isinstance(effects[0], Undo):
+                self.host.undo("error")
             elif self.host.under_way:
                 self.host.land(min(self.host.under_way), "error")
+            elif self.host.state.waiting:
+                self.host.lapse()
             else:
                 self.host.run_calls()
         raise AssertionError("the session goes on for ever")
@@ -172,6 +209,7 @@ class Life:
         assert [outcome.turn_id for outcome in host.outcomes] == [record.turn_id for record in messages]
         assert host.folded() == host.state
         self._check_steps()
+        self._check_undos()
         self._check_calls()
 
     def _check_steps(self) -> None:
@@ -189,6 +227,21 @@ class Life:
                 assert last.final or not (last.calls or last.errors or last.truncated), "no answer, yet taken for one"
                 assert outcome.reply == last.content
 
+    def _check_undos(self) -> None:
+        """What a turn did that ends without an answer is undone in reverse order, each call once, and nothing else is."""
+        undone: set[str] = set()
+        for outcome in self.host.outcomes:
+            effects = [call for call in outcome.calls if call.name == "book"] if outcome.status != "completed" else []
+            made = [undo for undo in outcome.undos if undo.call_id in {c.id for c in effects if c.status == "ok"}]
+            assert [undo.call_id for undo in made] == [c.id for c in reversed(effects) if c.status == "ok"]
+            unsure = {c.id for c in effects if c.status in ("unknown", "timeout") and c.id in self.host.requests}
+            assert {undo.call_id for undo in outcome.undos} - {undo.call_id for undo in made} == unsure
+            undone |= {undo.id for undo in made if undo.sent_ms}
+            for undo in made:
+                assert undo.status == self.host.results.get(undo.id, undo.status)
+                assert undo.id in self.host.results or self.host.given_up(outcome.turn_id)
+        assert undone == set(self.host.undo_requests)
+
     def _check_calls(self) -> None:
         """Each call an outcome shows was asked for once, and has the result that was recorded for it."""
         shown = [call for outcome in self.host.outcomes for call in outcome.calls]
@@ -196,12 +249,26 @@ class Life:
         assert {call.id for call in shown if call.sent_ms} == set(self.host.requests)
         given_up = {c.id for o in self.host.outcomes for c in o.calls if self.host.given_up(o.turn_id)}
         for call in shown:
-            assert call.status in ("ok", "error", "timeout", "unknown", "refused", "not_run")
-            assert (call.status == "refused") == (call.id not in self.host.requests)
+            assert call.status in ("ok", "error", "timeout", "unknown", "refused", "denied", "not_run")
+            assert (call.status in ("refused", "denied")) == (call.id not in self.host.requests)
             if call.id in self.host.results:
                 assert call.content == self.host.results[call.id]
             else:
-                assert call.status == "refused" or (call.status == "unknown" and call.id in given_up)
+                assert call.status in ("refused", "denied") or (call.status == "unknown" and call.id in given_up)
+            self._check_decision(call)
+
+    def _check_decision(self, call) -> None:
+        """The first decision about a call counts: what ran was approved, what somebody denied was denied first."""
+        decisions = [
+            record.event.decision
+            for record in self.host.records
+            if isinstance(record, Taken) and record.event.call_id == call.id and record.effect in ("taken", "kept")
+        ]
+        assert len(decisions) <= 1
+        if call.name == "sign" and call.id in self.host.requests:
+            assert decisions == ["approve"]
+        if call.status == "denied":
+            assert decisions == (["deny"] if "kim" in call.content else [])
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])

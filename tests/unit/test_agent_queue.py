@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from hermes_spark.agent.plan import Call, Complete, Finish
-from hermes_spark.agent.turn import SEEN_EVENT_IDS
+from hermes_spark.agent.turn import SEEN_EVENT_IDS, apply
 from hermes_spark.messages import Message, ToolSpec
 from hermes_spark.settings import AgentSettings
 from unit.test_agent_doubles import SESSION, PureHost, event, look, says
@@ -188,11 +188,12 @@ def test_a_turn_that_has_its_answer_is_not_stopped_any_more(late):
     assert host.finish().status == "completed"
 
 
-def test_an_approval_has_no_effect_yet():
+def test_an_approval_in_a_journal_of_before_approvals_has_no_effect():
     host = PureHost()
     host.take(event())
     before = host.state
     record = host.take(event("approval", turn_id=before.turn.id, call_id="c", decision="approve"))
+    host.state = apply(before, msgspec.structs.replace(record, effect=""))
     assert host.state == msgspec.structs.replace(before, updated_ms=record.time_ms)
 
 

@@ -6,6 +6,7 @@ import datetime as dt
 import io
 import json
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
@@ -15,7 +16,19 @@ from rich.console import Console
 
 from hermes_spark.events import Coordinates, Event
 from hermes_spark.messages import Message, ParsedCall, Usage
-from hermes_spark.state.records import CallSummary, Expired, Intent, Limits, Outcome, Rejected, Returned, Taken
+from hermes_spark.state.records import (
+    CallSummary,
+    Completed,
+    Expired,
+    Intent,
+    Limits,
+    Outcome,
+    PlannedCall,
+    Rejected,
+    Returned,
+    Taken,
+    UndoSummary,
+)
 from hermes_spark.state.storage import Storage
 from hermes_spark.streaming.publish import ConsoleSink, ParquetSink, parquet_bytes, read_table
 from hermes_spark.streaming.tables import TABLES, build_tables
@@ -98,7 +111,19 @@ def test_outcome_row():
         "finished_at": utc(NOW),
         "metadata": '{"channel":"web","n":1}',
         "schema_version": 2,
+        "undos": [],
     }
+
+
+def test_an_outcome_says_what_was_undone():
+    undos = (
+        UndoSummary("c1", "u1", "unbook", {"n": 1}, "ok", "{}", NOW, NOW),
+        UndoSummary("c2", "u2", "x", {}, "not_run", "", 0, 0),
+    )
+    (row,) = build_tables("q", 5, [(2, 9, outcome(undos=undos))])["outcomes"].to_pylist()
+    assert [(undo["call_id"], undo["name"], undo["status"], undo["sent_at"]) for undo in row["undos"]] == [
+        ("c1", "unbook", "ok", utc(NOW)), ("c2", "x", "not_run", None)
+    ]  # fmt: skip
 
 
 def test_a_call_that_was_never_sent_has_no_time():
@@ -130,6 +155,25 @@ def test_control_rows(record, expected):
     (row,) = build_tables("q", 5, [(0, 1, record)])["controls"].to_pylist()
     assert (row["type"], row["turn_id"], row["effect"]) == expected
     assert (row["event_id"], row["event_ts"], row["taken_at"]) == ("e-1", utc(NOW - 9), utc(NOW))
+
+
+@pytest.mark.parametrize("effect", ["taken", "kept", "stale"])
+def test_an_approval_is_answered_with_what_it_did(effect):
+    approval = event("approval", turn_id="t9", call_id="c", decision="deny", by="ann", reason="no")
+    record = msgspec.structs.replace(taken(approval), effect=effect)
+    (row,) = build_tables("q", 5, [(0, 1, record)])["controls"].to_pylist()
+    assert (row["effect"], row["call_id"], row["decision"], row["by"], row["reason"]) == (
+        effect, "c", "deny", "ann", "no"
+    )  # fmt: skip
+
+
+def test_a_call_that_needs_an_approval_is_published_with_what_the_approval_must_name():
+    calls = (PlannedCall("c1", "look", {}), PlannedCall("c2", "pay", {"n": 1}, approve_by_ms=NOW + 5))
+    record = Completed("s1", "t1", 2, "", "", calls, (), truncated=False, final=False, usage=Usage(), time_ms=NOW)
+    (row,) = build_tables("q", 5, [(3, 4, record)])["approvals"].to_pylist()
+    assert (row["session_id"], row["turn_id"], row["call_id"], row["name"]) == ("s1", "t1", "c2", "pay")
+    assert (row["arguments"], row["step"], row["asked_at"], row["approve_by"]) == ('{"n":1}', 2, utc(NOW), utc(NOW + 5))
+    assert (row["shard"], row["lsn"]) == (3, 4)
 
 
 def test_expired_row():

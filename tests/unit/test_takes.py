@@ -31,7 +31,7 @@ class OneShard:
 
     @property
     def open_turns(self) -> int:
-        return len(self.hosted.shard.sessions.live)
+        return self.hosted.shard.open_turns
 
     @property
     def held_bytes(self) -> int:

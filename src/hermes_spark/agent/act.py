@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import msgspec
+from msgspec.structs import replace
 
+from hermes_spark.agent import approvals
 from hermes_spark.agent.calls import settled
 from hermes_spark.agent.limits import limits_of
-from hermes_spark.agent.plan import Call, Complete, Finish
+from hermes_spark.agent.plan import Call, Complete, Finish, Undo
+from hermes_spark.agent.undo import summaries
 from hermes_spark.events import Event, call_id_of, turn_id_of
 from hermes_spark.llm.client import Completion
 from hermes_spark.messages import JsonObject, ParsedCall, Usage, is_deeper
@@ -23,12 +26,14 @@ from hermes_spark.state.records import (
     Completed,
     Expired,
     Intent,
+    Lapsed,
     Outcome,
     Overdue,
     PlannedCall,
     Resumed,
     Returned,
     Taken,
+    UndoPlan,
 )
 
 REPLY_CHARS = 100_000
@@ -38,6 +43,8 @@ ARGUMENT_LEVELS = 32
 
 Check = Callable[[str, JsonObject], str]
 """Why the call (name, arguments) must not run, as a sentence for the model; empty when it may."""
+ApproveWithin = Callable[[str], int]
+"""How many milliseconds somebody has to approve a call of the named tool; 0: it needs no approval."""
 SafeWhenCut = Callable[[str], bool]
 """Whether the named tool may run on the complete calls of a reply that was cut: only one without side effects may."""
 
@@ -50,6 +57,7 @@ def taken(
     `batch` is the micro-batch that handed it over, -1 for run-ahead. An `event_id` among those the session remembers makes it
     a repeat, which stays without effect.
     """
+    repeat = state is not None and bool(event.event_id) and event.event_id in state.seen_event_ids
     return Taken(
         session_id=event.session_id,
         event=event,
@@ -57,12 +65,18 @@ def taken(
         limits=limits_of(settings, event),
         batch=batch,
         time_ms=now_ms,
-        repeat=state is not None and bool(event.event_id) and event.event_id in state.seen_event_ids,
+        repeat=repeat,
+        effect=approvals.effect_of(state, event) if event.type == "approval" and not repeat else "",
     )
 
 
 def completed(
-    state: AgentState, effect: Complete, completion: Completion, check: Check, safe_when_cut: SafeWhenCut, now_ms: int
+    state: AgentState,
+    effect: Complete,
+    completion: Completion,
+    check: Check,
+    safe_when_cut: SafeWhenCut,
+    now_ms: int,
 ) -> Completed:
     """The record of a completion, with its calls numbered and judged. `effect` must still be wanted by `state`.
 
@@ -89,6 +103,16 @@ def completed(
     )
 
 
+def with_approvals(record: Completed, approve_within: ApproveWithin) -> Completed:
+    """`record` with the deadlines of those calls that need somebody's approval."""
+
+    def deadline(call: PlannedCall) -> PlannedCall:
+        within_ms = 0 if call.refusal else approve_within(call.name)
+        return replace(call, approve_by_ms=record.time_ms + within_ms) if within_ms else call
+
+    return replace(record, calls=tuple(map(deadline, record.calls)))
+
+
 def completion_failed(effect: Complete, kind: str, sentence: str, now_ms: int) -> Completed:
     """The record of a completion that did not come about: it ends the turn as `failed` with `kind: sentence`."""
     return Completed(
@@ -107,15 +131,16 @@ def completion_failed(effect: Complete, kind: str, sentence: str, now_ms: int) -
     )
 
 
-def intent(effect: Call, policy: str, deadline_ms: int, now_ms: int) -> Intent:
-    """The record that must be durable before the first byte of the call leaves."""
-    call = effect.call
-    return Intent(effect.session_id, call.id, call.arguments, policy, deadline_ms, now_ms)
+def intent(effect: Call | Undo, policy: str, deadline_ms: int, now_ms: int, undo: UndoPlan | None = None) -> Intent:
+    """The record that must be durable before the first byte of the call, or undo, leaves. `undo` is how the call is undone."""
+    call, undoes = effect.call, effect.undoes if isinstance(effect, Undo) else ""
+    return Intent(effect.session_id, call.id, call.arguments, policy, deadline_ms, now_ms, undo, undoes)
 
 
-def returned(effect: Call, status: str, content: str, attempts: int, now_ms: int) -> Returned:
+def returned(effect: Call | Undo, status: str, content: str, attempts: int, now_ms: int) -> Returned:
     """The record of a call's result; `status` is one of those that `Returned` lists."""
-    return Returned(effect.session_id, effect.call.id, status, _storable(content), attempts, now_ms)
+    undoes = effect.undoes if isinstance(effect, Undo) else ""
+    return Returned(effect.session_id, effect.call.id, status, _storable(content), attempts, now_ms, undoes)
 
 
 def overdue(session_id: str, turn_id: str, now_ms: int) -> Overdue:
@@ -137,6 +162,11 @@ def expired(state: AgentState, now_ms: int, *, final: bool) -> Expired:
         messages=state.messages if final else (),
         memory=state.memory if final else {},
     )
+
+
+def lapsed(session_id: str, turn_id: str, call_id: str, now_ms: int) -> Lapsed:
+    """The record that nobody has decided about a waiting call in time."""
+    return Lapsed(session_id, turn_id, call_id, now_ms)
 
 
 def resumed(state: AgentState, turn_id: str, now_ms: int) -> Resumed:
@@ -165,6 +195,7 @@ def outcome(state: AgentState, finish: Finish, now_ms: int) -> Outcome:
         time_ms=now_ms,
         metadata=turn.metadata,
         audit_head=state.audit_head,
+        undos=() if finish.status == "completed" else summaries(turn),
     )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from hermes_spark.agent import context
+from hermes_spark.agent import context, undo
 from hermes_spark.state.agent_state import DONE, NEW, SENT, AgentState, CallState, Turn
 from hermes_spark.state.records import Intent, Resumed, Returned
 
@@ -24,8 +24,8 @@ def intent(state: AgentState, record: Intent) -> AgentState:
     call = _open_call(turn, record.call_id)
     if turn is None or call is None or call.status != NEW:
         return state
-    sent = replace(call, status=SENT, policy=record.policy, sent_ms=record.time_ms)
-    return replace(state, turn=_with_call(turn, sent))
+    sent = replace(call, status=SENT, policy=record.policy, sent_ms=record.time_ms, undo=record.undo)
+    return replace(state, turn=with_call(turn, sent))
 
 
 def returned(state: AgentState, record: Returned) -> AgentState:
@@ -42,7 +42,7 @@ def returned(state: AgentState, record: Returned) -> AgentState:
         attempts=record.attempts,
         done_ms=record.time_ms,
     )
-    turn = progressed(_with_call(turn, done))
+    turn = progressed(with_call(turn, done))
     if record.status != "ok":
         turn = replace(turn, errors=turn.errors + 1)
     return close_if_done(state, turn)
@@ -62,10 +62,13 @@ def resumed(state: AgentState, record: Resumed) -> AgentState:
     turn = state.turn
     if turn is None or turn.id != record.turn_id or record.times != turn.resumptions + 1 or turn.reply is not None:
         return state
-    turn = replace(turn, resumptions=record.times)
+    down_ms = 0 if turn.waiting_since_ms else record.time_ms - state.updated_ms
+    turn = replace(turn, resumptions=record.times, paused_ms=turn.paused_ms + down_ms)
     if turn.resumptions - turn.resumptions_before < RESUMPTIONS:
         return replace(state, turn=turn)
     reason = f"resumed: the service restarted {RESUMPTIONS} times within this turn, which made no progress in between"
+    if turn.stopping and all(call.status != SENT for call in turn.calls):
+        turn = undo.given_up(turn, record.time_ms)
     turn = replace(turn, calls=settled(turn.calls, record.time_ms), stopping=turn.stopping or reason)
     return replace(state, turn=progressed(turn))
 
@@ -94,5 +97,6 @@ def _open_call(turn: Turn | None, call_id: str) -> CallState | None:
     return next((call for call in turn.calls if call.id == call_id and call.status != DONE), None)
 
 
-def _with_call(turn: Turn, call: CallState) -> Turn:
+def with_call(turn: Turn, call: CallState) -> Turn:
+    """`turn` with `call` in place of the one of that id."""
     return replace(turn, calls=tuple(call if other.id == call.id else other for other in turn.calls))

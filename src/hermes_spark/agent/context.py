@@ -23,6 +23,7 @@ _SAID_FIRST = {
     "timeout": "error (timeout): ",
     "unknown": "error (unknown outcome): ",
     "not_run": "error (not run): ",
+    "denied": "error (denied): ",
 }
 """What stands before a result, by its status, so that a failure cannot pass for an answer; `error: ` for all others."""
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+from hermes_spark.agent import undo
 from hermes_spark.agent.limits import is_final, max_tokens
-from hermes_spark.state.agent_state import DONE, SENT, AgentState, CallState, Turn
+from hermes_spark.state.agent_state import DONE, SENT, WAITING, AgentState, CallState, Turn
 
 
 class Complete(msgspec.Struct, frozen=True):
@@ -38,6 +39,36 @@ class Call(msgspec.Struct, frozen=True):
         return (self.turn_id, self.call.id)
 
 
+class Wait(msgspec.Struct, frozen=True):
+    """Nothing but time: append `act.lapsed` when `call.approve_by_ms` has passed."""
+
+    session_id: str
+    turn_id: str
+    call: CallState
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """The call that waits."""
+        return (self.turn_id, f"wait/{self.call.id}")
+
+
+class Undo(msgspec.Struct, frozen=True):
+    """Undo a call of a turn that ends without an answer. Sent before or not, it is sent (again) under the same key."""
+
+    session_id: str
+    turn_id: str
+    call: CallState
+    """The undo itself, as a call."""
+    undoes: str
+    problem: str
+    """Why it cannot be made: record this as its result."""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """The undo's id: one undo, one effect."""
+        return (self.turn_id, self.call.id)
+
+
 class Finish(msgspec.Struct, frozen=True):
     """Record the outcome (`act.outcome`)."""
 
@@ -53,7 +84,7 @@ class Finish(msgspec.Struct, frozen=True):
         return (self.turn_id, "finish")
 
 
-Effect = Complete | Call | Finish
+Effect = Complete | Call | Wait | Undo | Finish
 
 
 def next_effects(state: AgentState) -> tuple[Effect, ...]:
@@ -69,12 +100,16 @@ def next_effects(state: AgentState) -> tuple[Effect, ...]:
     if turn.stopping:
         return _stop(state.session_id, turn)
     if turn.calls:
-        return tuple(Call(state.session_id, turn.id, call) for call in turn.calls if call.status != DONE)
+        return tuple(
+            (Wait if call.status == WAITING else Call)(state.session_id, turn.id, call)
+            for call in turn.calls
+            if call.status != DONE
+        )
     if turn.reply is not None:
         return (Finish(state.session_id, turn.id, "completed"),)
     if turn.step >= turn.limits.max_steps:
         sentence = f"no_answer: the model gave no answer in {turn.step} completions"
-        return (Finish(state.session_id, turn.id, "failed", sentence),)
+        return _undo_or(Finish(state.session_id, turn.id, "failed", sentence), turn)
     return (Complete(state.session_id, turn.id, turn.step, is_final(turn), max_tokens(turn), turn.thinking),)
 
 
@@ -84,4 +119,10 @@ def _stop(session_id: str, turn: Turn) -> tuple[Effect, ...]:
     if under_way:
         return under_way
     kind = turn.stopping.partition(":")[0]
-    return (Finish(session_id, turn.id, "cancelled" if kind == "cancelled" else "failed", turn.stopping),)
+    return _undo_or(Finish(session_id, turn.id, "cancelled" if kind == "cancelled" else "failed", turn.stopping), turn)
+
+
+def _undo_or(finish: Finish, turn: Turn) -> tuple[Effect, ...]:
+    """The undo that comes next, one at a time; `finish` when there is none."""
+    coming = undo.next_undo(turn)
+    return (finish,) if coming is None else (Undo(finish.session_id, turn.id, *coming),)

@@ -10,13 +10,16 @@
             │                                  └─ calls, errors                    Finish ──Outcome──► next in queue
             │                                          ▼                              ▲
             └── step closed ◄──Returned── Call, Call, ... (each its Intent first)     │
+                   ▲                       ▲                                          │
+                   └─ denied, Lapsed ─── Wait (a call that needs an approval)         │
                                                                                       │
-    cancel, Overdue, a failed completion ──► stopping ── when all calls sent are back ┘
+    cancel, Overdue, a failed completion ──► stopping ── when all calls sent are back │
+                                                 └─ Undo, Undo, ... (one by one) ─────┘
 
-`Complete`, `Call` and `Finish` are *effects* (`plan.next_effects` names those wanted now); the words on arrows are *records*.
-`apply` alone changes a state. It has no clock, no chance and no I/O: what depends on them is in the records, so folding a
-journal gives the state that was lived through. It takes any record in any state: one that no longer fits (a late answer, a
-second result, an outcome of an ended turn) changes nothing but `updated_ms`.
+`Complete`, `Call`, `Wait`, `Undo` and `Finish` are *effects* (`plan.next_effects` names those wanted now), the words on arrows
+are *records*. `apply` alone changes a state. It has no clock, no chance and no I/O: what depends on them is in the records, so
+folding a journal gives the state that was lived through. It takes any record in any state: one that no longer fits (a late
+answer, a second result, an outcome of an ended turn) changes nothing but `updated_ms`.
 
 Rules that hold throughout:
 
@@ -32,14 +35,16 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from hermes_spark.agent import audit, context
+from hermes_spark.agent import approvals, audit, context, undo
 from hermes_spark.agent import calls as calls_of
 from hermes_spark.events import Event
 from hermes_spark.messages import Message, ParsedCall
-from hermes_spark.state.agent_state import DONE, AgentState, CallState, Queued, Turn
+from hermes_spark.state.agent_state import DONE, WAITING, AgentState, CallState, Queued, Turn
 from hermes_spark.state.records import (
     Completed,
+    Expired,
     Intent,
+    Lapsed,
     Outcome,
     Overdue,
     PlannedCall,
@@ -57,29 +62,38 @@ _LAST_WORDS = {"cancelled": "(No answer: the turn was cancelled.)", "failed": "(
 """What history shows for a turn without an answer; without the reason, which may be somebody else's text."""
 
 
+_Step = Taken | Completed | Intent | Returned | Resumed | Lapsed | Overdue | Outcome
+
+
 def apply(state: AgentState | None, record: SessionRecord) -> AgentState | None:
     """The state after `record`; None stands for a session of which nothing is kept, and only an event makes a new one."""
     if state is None and isinstance(record, Taken):
         state = AgentState(record.session_id, created_ms=record.time_ms)
     if state is None:
         return None
+    if isinstance(record, Expired):
+        return None if state.idle else state
+    return replace(approvals.clocked(_step(state, record), record.time_ms), updated_ms=record.time_ms)
+
+
+def _step(state: AgentState, record: _Step) -> AgentState:
     if isinstance(record, Taken):
         state = _taken(state, record)
     elif isinstance(record, Completed):
         state = _completed(state, record)
     elif isinstance(record, Intent):
-        state = calls_of.intent(state, record)
+        state = (undo if record.undoes else calls_of).intent(state, record)
     elif isinstance(record, Returned):
-        state = calls_of.returned(state, record)
+        state = (undo if record.undoes else calls_of).returned(state, record)
     elif isinstance(record, Resumed):
         state = calls_of.resumed(state, record)
+    elif isinstance(record, Lapsed):
+        state = approvals.lapsed(state, record)
     elif isinstance(record, Overdue):
         state = _overdue(state, record)
-    elif isinstance(record, Outcome):
+    else:
         state = _outcome(state, record)
-    else:  # expired
-        return None if state.idle else state
-    return replace(state, updated_ms=record.time_ms)
+    return state
 
 
 # --- taking events
@@ -95,8 +109,8 @@ def _taken(state: AgentState, record: Taken) -> AgentState:
     state = replace(state, seen_event_ids=seen, ttl_ms=record.ttl_ms, session_ttl_ms=session_ttl_ms)
     if event.type == "cancel":
         return _cancel(state, event)
-    if event.type == "approval":  # no call waits for one yet
-        return state
+    if event.type == "approval":
+        return approvals.approval(state, event, record.effect, record.time_ms)
     return _advance(replace(state, queue=(*state.queue, Queued(record))))
 
 
@@ -208,13 +222,13 @@ def _ask(state: AgentState, turn: Turn, record: Completed, notes: tuple[str, ...
     refused = sum(call.status == DONE for call in calls)
     turn = replace(turn, calls=calls, notes=notes, errors=turn.errors + refused + len(notes))
     state = replace(state, messages=(*state.messages, spoken))
-    return calls_of.close_if_done(state, turn)
+    return approvals.ask(state, turn, record.time_ms)
 
 
 def _call(planned: PlannedCall, record: Completed) -> CallState:
-    call = CallState(planned.id, planned.name, planned.arguments, record.step)
+    call = CallState(planned.id, planned.name, planned.arguments, record.step, approve_by_ms=planned.approve_by_ms)
     if not planned.refusal:
-        return call
+        return replace(call, status=WAITING) if planned.approve_by_ms else call
     return replace(call, status=DONE, result="refused", content=planned.refusal, done_ms=record.time_ms)
 
 
@@ -234,7 +248,8 @@ def _outcome(state: AgentState, record: Outcome) -> AgentState:
     if turn is None or turn.id != record.turn_id:
         return state
     calls = calls_of.settled(turn.calls, record.time_ms)
-    last = Message("assistant", _LAST_WORDS.get(record.status, record.reply))
+    undone = " What it had changed was undone." if any(undo.status == "ok" for undo in record.undos) else ""
+    last = Message("assistant", _LAST_WORDS.get(record.status, record.reply) + undone)
     messages = context.joined(state.messages + context.results(calls, turn.notes), (last,))
     state = replace(
         state,
@@ -244,4 +259,4 @@ def _outcome(state: AgentState, record: Outcome) -> AgentState:
         calls=state.calls + sum(call.sent_ms > 0 for call in turn.past_calls + calls),
         audit_head=audit.hashes(record)[-1],
     )
-    return _advance(state)
+    return _advance(approvals.ended(state, turn.id))

@@ -14,13 +14,14 @@ import msgspec
 
 from hermes_spark import faults
 from hermes_spark.agent import act, context
-from hermes_spark.agent.plan import Call, Complete, Finish
+from hermes_spark.agent.plan import Call, Complete, Finish, Undo
 from hermes_spark.errors import ModelBusy, ModelContractError, ModelError, ModelTimeout, ModelUnavailable, StateError
 from hermes_spark.host.calls import Calls, describe
 from hermes_spark.host.shard import Shard
+from hermes_spark.host.timers import Timers
 from hermes_spark.llm.client import ChatModel, CompletionRequest
 from hermes_spark.settings import Settings
-from hermes_spark.state.agent_state import SENT, AgentState
+from hermes_spark.state.agent_state import SENT, WAITING, AgentState
 from hermes_spark.state.records import Outcome, SessionRecord
 from hermes_spark.telemetry import CALLS, TURNS
 from hermes_spark.tools.registry import Registry, ToolCaller
@@ -50,6 +51,8 @@ class Services(msgspec.Struct, frozen=True):
     """Called for each outcome as it is appended."""
     failed: Callable[[BaseException], None]
     """Called when recording itself failed, which no turn can survive: the host must end."""
+    waits: Callable[[], None] = lambda: None
+    """Called when a turn may have come to wait for an approval and takes no room any more."""
 
 
 class EffectRunner:
@@ -60,7 +63,7 @@ class EffectRunner:
         self._services = services
         self._calls = Calls(shard, services.tools, services.registry, services.settings.tools)
         self._running: dict[tuple[str, str], asyncio.Task[None]] = {}
-        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._timers = Timers(self._overdue, self._lapsing)
 
     def drive(self, session_id: str) -> None:
         """Start whatever the session wants now and is not running yet. Called after every record."""
@@ -68,28 +71,31 @@ class EffectRunner:
         while effects and isinstance(effects[0], Finish):
             self._finish(effects[0])
             effects = self._shard.effects(session_id)
+        if effects:
+            state = self._state(session_id)
+            self._timers.set(state, self._shard.now_ms())
+            if state.waiting:
+                self._services.waits()
         for effect in effects:
-            if effect.key not in self._running and not isinstance(effect, Finish):
-                self._watch(session_id)
+            if effect.key not in self._running and isinstance(effect, Complete | Call | Undo):
                 self._start(effect)
 
     def resume(self) -> None:
         """Go on with the turns that an earlier owner left open. Called once, after the shard was opened."""
         for session_id in list(self._shard.sessions.live):
             effects = self._shard.effects(session_id)
-            if effects and not isinstance(effects[0], Finish):
+            if any(isinstance(effect, Complete | Call | Undo) for effect in effects):
                 now_ms = self._shard.now_ms()
                 self._shard.append(act.resumed(self._state(session_id), effects[0].turn_id, now_ms))
             self.drive(session_id)
 
     def close(self) -> None:
         """Stop everything at once; what was under way is settled by the next owner."""
-        for timer in self._timers.values():
-            timer.cancel()
+        self._timers.close()
         for task in self._running.values():
             task.cancel()
 
-    def _start(self, effect: Complete | Call) -> None:
+    def _start(self, effect: Complete | Call | Undo) -> None:
         task = asyncio.get_running_loop().create_task(self._run(effect))
         self._running[effect.key] = task
 
@@ -101,7 +107,7 @@ class EffectRunner:
 
         task.add_done_callback(done)
 
-    async def _run(self, effect: Complete | Call) -> None:
+    async def _run(self, effect: Complete | Call | Undo) -> None:
         try:
             await (self._complete(effect) if isinstance(effect, Complete) else self._call(effect))
         except StateError:
@@ -119,7 +125,7 @@ class EffectRunner:
             completion = await self._services.model.complete(self._request(effect))
             if not self._wanted(effect):
                 return
-            record = act.completed(
+            completed = act.completed(
                 self._state(effect.session_id),
                 effect,
                 completion,
@@ -127,6 +133,7 @@ class EffectRunner:
                 safe_when_cut=self._safe_when_cut,
                 now_ms=self._shard.now_ms(),
             )
+            record = act.with_approvals(completed, self._approve_within)
         except ModelError as exc:
             kind = next((name for error, name in _KINDS if isinstance(exc, error)), "model_error")
             record = act.completion_failed(effect, kind, str(exc), self._shard.now_ms())
@@ -148,18 +155,21 @@ class EffectRunner:
             timeout_s=settings.model.timeout_s,
         )
 
-    async def _call(self, effect: Call) -> None:
+    async def _call(self, effect: Call | Undo) -> None:
         async with self._services.tool_slots:
             if not self._wanted(effect):
                 return
-            result = await (self._calls.settle(effect) if effect.call.status == SENT else self._calls.send(effect))
+            if isinstance(effect, Undo):
+                result = await self._calls.undo(effect)
+            else:
+                result = await (self._calls.settle(effect) if effect.call.status == SENT else self._calls.send(effect))
         CALLS.labels(tool=effect.call.name, status=result.status).inc()
         faults.point("host.after_call")
         now_ms = self._shard.now_ms()
         self._record(effect, act.returned(effect, result.status, result.content, result.attempts, now_ms))
         faults.point("host.after_result")
 
-    def _record(self, effect: Complete | Call, record: SessionRecord) -> None:
+    def _record(self, effect: Complete | Call | Undo, record: SessionRecord) -> None:
         if self._wanted(effect):
             self._shard.append(record)
             # Forget it now: what the state wants next may be the same call again only if it was never sent.
@@ -170,21 +180,22 @@ class EffectRunner:
         outcome = act.outcome(self._state(effect.session_id), effect, self._shard.now_ms())
         self._shard.append(outcome)
         TURNS.labels(status=outcome.status).inc()
-        if timer := self._timers.pop(effect.turn_id, None):
-            timer.cancel()
+        self._timers.drop(effect.turn_id)
         for key in [key for key in self._running if key[0] == effect.turn_id]:
             self._running.pop(key).cancel()
         self._services.ended(outcome)
 
-    def _watch(self, session_id: str) -> None:
+    def _lapsing(self, session_id: str, turn_id: str) -> None:
         turn = self._state(session_id).turn
-        if turn is not None and turn.id not in self._timers:
-            loop = asyncio.get_running_loop()
-            delay_s = turn.limits.turn_timeout_ms / 1000
-            self._timers[turn.id] = loop.call_later(delay_s, self._overdue, session_id, turn.id)
+        if turn is None or turn.id != turn_id or self._shard.failure is not None:
+            return
+        now_ms = self._shard.now_ms()
+        for call in turn.calls:
+            if call.status == WAITING and call.approve_by_ms <= now_ms:
+                self._shard.append(act.lapsed(session_id, turn_id, call.id, now_ms))
+        self.drive(session_id)
 
     def _overdue(self, session_id: str, turn_id: str) -> None:
-        self._timers.pop(turn_id, None)
         turn = self._state(session_id).turn
         if turn is None or turn.id != turn_id or self._shard.failure is not None:
             return
@@ -196,7 +207,7 @@ class EffectRunner:
                 self._shard.append(act.returned(effect, "unknown", CUT_BY_DEADLINE, 1, self._shard.now_ms()))
         self.drive(session_id)
 
-    def _wanted(self, effect: Complete | Call) -> bool:
+    def _wanted(self, effect: Complete | Call | Undo) -> bool:
         return effect.key in {wanted.key for wanted in self._shard.effects(effect.session_id)}
 
     def _state(self, session_id: str) -> AgentState:
@@ -209,6 +220,9 @@ class EffectRunner:
         turn = self._state(session_id).turn
         choice = None if turn is None else turn.tools
         return lambda name, arguments: self._services.registry.check(name, arguments, choice)
+
+    def _approve_within(self, name: str) -> int:
+        return self._services.registry.approve_within_ms(name, self._services.settings.tools.approval_timeout_s)
 
     def _safe_when_cut(self, name: str) -> bool:
         tool = self._services.registry.get(name)

@@ -63,7 +63,7 @@ class AgentHost:
         self._loop = asyncio.get_running_loop()
         self._owned: dict[int, tuple[TermId, Shard, EffectRunner]] = {}
         self._stopped: asyncio.Future[HostExit] = self._loop.create_future()
-        self.services = make_services(self)
+        self.services = msgspec.structs.replace(make_services(self), waits=self.turn_waits)
         self._flusher = Flusher(self._shards, self.broken)
         self._expiry = Expiry(self._shards, self.broken, self.services.settings)
         self._offers = Offers(self, self.services.settings.host)
@@ -125,8 +125,8 @@ class AgentHost:
 
     @property
     def open_turns(self) -> int:
-        """Sessions with an open turn or a waiting event."""
-        return sum(len(shard.sessions.live) for _, shard, _ in self._owned.values())
+        """Sessions with an open turn or a waiting event, without those that wait for an approval."""
+        return sum(shard.open_turns for _, shard, _ in self._owned.values())
 
     @property
     def ended_turns(self) -> int:
@@ -145,6 +145,10 @@ class AgentHost:
             task = self._loop.create_task(self._log_durable(outcome))
             self._logging.add(task)
             task.add_done_callback(self._logging.discard)
+
+    def turn_waits(self) -> None:
+        """A turn waits for an approval and takes no room meanwhile."""
+        self._offers.room_made()
 
     def failed(self, error: BaseException) -> None:
         """A fault that no turn can survive: end with it."""

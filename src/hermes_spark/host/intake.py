@@ -29,7 +29,7 @@ class Intake:
                 self._next[partition] = max(self._next.get(partition, 0), after)
         self._batch, self._ids = memory.batch, set(memory.ids)
 
-    def memory(self, now_ms: int, held: dict[str, int]) -> ShardMemory:
+    def memory(self, now_ms: int, held: dict[str, tuple[str, int]]) -> ShardMemory:
         """What a snapshot keeps of this, and of the rest of the shard."""
         following = None if self._next is None else dict(self._next)
         return ShardMemory(now_ms, following, self._batch, tuple(self._ids), held)

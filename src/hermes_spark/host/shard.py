@@ -22,6 +22,7 @@ from hermes_spark.agent.turn import apply
 from hermes_spark.errors import Fenced, HermesError
 from hermes_spark.events import Event, InvalidEvent, Row, parse_event
 from hermes_spark.host.intake import Intake
+from hermes_spark.host.pressure import Pressure
 from hermes_spark.host.sessions import Sessions
 from hermes_spark.host.wire import Span
 from hermes_spark.settings import Settings
@@ -68,9 +69,7 @@ class Shard:
         self._intake = intake
         self._now_ms = 0
         self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
-        self._held: dict[str, int] = {}
-        self.held_bytes = 0
-        """Bytes of events taken whose turn has not ended."""
+        self._pressure = Pressure()
         self._wanted: asyncio.Future[Capture] | None = None
         self._image: tuple[ShardMemory, list[bytes], list[AgentState], list[str]] | None = None
         self.failure: HermesError | None = None
@@ -82,11 +81,14 @@ class Shard:
     def restore(self, contents: Contents) -> None:
         """Be what a snapshot holds beside the store. Called once, before `fold`, which goes on from its position."""
         memory = contents.memory
-        self._now_ms, self._held = memory.now_ms, dict(memory.held)
-        self.held_bytes = sum(self._held.values())
+        self._now_ms = memory.now_ms
+        for turn_id, (session_id, size) in memory.held.items():
+            self._pressure.hold(session_id, turn_id, size)
         self._intake.remember(memory)
         for data in contents.states:
-            self.sessions.put(decode_state(data), 0)
+            state = decode_state(data)
+            self.sessions.put(state, 0)
+            self._pressure.note(state.session_id, waiting=state.waiting)
         for session_id in contents.gone:
             self.sessions.forget(session_id, 0)
         self.sessions.write_back(self.journal.position())
@@ -122,6 +124,16 @@ class Shard:
         """What the session wants now."""
         state = self.sessions.get(session_id)
         return () if state is None else next_effects(state)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of events taken whose turn has not ended, without sessions that wait for an approval."""
+        return self._pressure.held_bytes
+
+    @property
+    def open_turns(self) -> int:
+        """Sessions with an open turn or a waiting event, without those that wait for an approval."""
+        return len(self.sessions.live) - self._pressure.waiting
 
     def now_ms(self) -> int:
         """The time for a new record: the clock, but never before the last record."""
@@ -199,7 +211,7 @@ class Shard:
             wanted.set_result(Capture(self.journal.position(), *image))
 
     def _look(self) -> tuple[ShardMemory, list[bytes], list[AgentState], list[str]]:
-        return self._intake.memory(self._now_ms, dict(self._held)), *self.sessions.image()
+        return self._intake.memory(self._now_ms, dict(self._pressure.turns)), *self.sessions.image()
 
     def _append(self, record: Record) -> int:
         if self.failure is not None:
@@ -248,7 +260,8 @@ class Shard:
         else:
             self.sessions.put(state, lsn)
         if isinstance(record, Outcome):
-            self.held_bytes -= self._held.pop(record.turn_id, 0)
+            self._pressure.release(record.session_id, record.turn_id)
+        self._pressure.note(record.session_id, waiting=state is not None and state.waiting)
         return state
 
     def _remember(self, record: Record) -> None:
@@ -261,8 +274,7 @@ class Shard:
 
     def _hold(self, record: Taken, size: int) -> None:
         if record.turn_id and not record.repeat:
-            self._held[record.turn_id] = size
-            self.held_bytes += size
+            self._pressure.hold(record.session_id, record.turn_id, size)
 
 
 def _nobody() -> None:

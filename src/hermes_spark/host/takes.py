@@ -51,7 +51,7 @@ class Owner(Protocol):
 
     @property
     def open_turns(self) -> int:
-        """Sessions with an open turn or a waiting event."""
+        """Sessions with an open turn or a waiting event, without those that wait for an approval."""
         ...
 
     @property
@@ -74,6 +74,10 @@ class Offers:
     def turn_ended(self) -> None:
         """A turn has ended, so there may be room."""
         self.ended += 1
+        self.room_made()
+
+    def room_made(self) -> None:
+        """There may be room for who waits."""
         self._room.set()
 
     def close(self) -> None:

@@ -68,6 +68,7 @@ _POSITIVE = (
     "model.timeout_s",
     "model.top_p",
     "tools.timeout_s",
+    "tools.approval_timeout_s",
 )
 """Waits without an end are not offered, so these are above zero and finite."""
 

@@ -161,6 +161,8 @@ class ToolSettings(_Section, frozen=True):
     """Put before the `url` of tools that give a path only."""
     timeout_s: float = 15.0
     """Total time of one call, for tools that name none."""
+    approval_timeout_s: float = 3600.0
+    """How long somebody has to approve a call, for tools that need it and name no time of their own."""
     max_in_flight: int = 256
     """Calls under way per host."""
     max_result_chars: int = 8_000

@@ -7,12 +7,12 @@ import msgspec
 from hermes_spark.errors import StateError
 from hermes_spark.events import Coordinates, ToolChoice
 from hermes_spark.messages import JsonObject, Message, Usage
-from hermes_spark.state.records import Limits, Taken
+from hermes_spark.state.records import Limits, Taken, UndoPlan
 
 SCHEMA_VERSION = 1
 """Stored with every state. Raised when an older program would misread a state; a field appended with a default needs none."""
 
-NEW, SENT, DONE = "new", "sent", "done"
+WAITING, NEW, SENT, DONE = "waiting", "new", "sent", "done"
 
 
 class CallState(msgspec.Struct, frozen=True, array_like=True):
@@ -23,13 +23,34 @@ class CallState(msgspec.Struct, frozen=True, array_like=True):
     arguments: JsonObject
     step: int
     status: str = NEW
-    """`new` (wanted), `sent` (its intent is recorded), `done` (its result is recorded, or it was refused)."""
+    """`waiting` (for an approval), `new` (wanted), `sent` (its intent is recorded), `done` (its result is recorded, or it was
+    refused or denied)."""
     result: str = ""
     """One that `records.Returned` lists; empty until done."""
     content: str = ""
     policy: str = ""
     """Of its intent: what a new owner does when it finds the call sent and without a result."""
     attempts: int = 0
+    sent_ms: int = 0
+    done_ms: int = 0
+    approve_by_ms: int = 0
+    """Until when somebody must have approved it; 0: it needs no approval."""
+    undo: UndoPlan | None = None
+    """Of its intent."""
+
+
+class UndoState(msgspec.Struct, frozen=True, array_like=True):
+    """The undo of a call of an open turn that ends without an answer."""
+
+    call_id: str
+    """Of the call that it undoes."""
+    id: str
+    tool: str
+    arguments: JsonObject
+    status: str = SENT
+    """`sent` or `done`."""
+    result: str = ""
+    content: str = ""
     sent_ms: int = 0
     done_ms: int = 0
 
@@ -66,6 +87,14 @@ class Turn(msgspec.Struct, frozen=True, array_like=True):
     """How often a new owner went on with it."""
     resumptions_before: int = 0
     """Of these, how many lie before its last progress."""
+    began_ms: int = 0
+    """When it was opened."""
+    paused_ms: int = 0
+    """How long its wall clock stood still: waiting for approvals, or without an owner."""
+    waiting_since_ms: int = 0
+    """Since when nothing of it can go on without an approval; 0: it runs."""
+    undos: tuple[UndoState, ...] = ()
+    """In the order they were begun."""
 
 
 class Queued(msgspec.Struct, frozen=True, array_like=True):
@@ -74,6 +103,16 @@ class Queued(msgspec.Struct, frozen=True, array_like=True):
     taken: Taken
     stopping: str = ""
     """Set by a `cancel` that came while it waited."""
+
+
+class Decision(msgspec.Struct, frozen=True, array_like=True):
+    """What an approval event said about a call."""
+
+    turn_id: str
+    call_id: str
+    approve: bool
+    by: str
+    reason: str
 
 
 class AgentState(msgspec.Struct, frozen=True, array_like=True):
@@ -101,6 +140,10 @@ class AgentState(msgspec.Struct, frozen=True, array_like=True):
     """What events of this session mean that name no time to live themselves; None: the setting."""
     audit_head: str = ""
     """The newest hash of the session's audit chain (`agent.audit`); empty before its first call."""
+    decisions: tuple[Decision, ...] = ()
+    """Decisions that came before their calls waited; at most `agent.approvals.KEPT_DECISIONS`."""
+    ended_turns: tuple[str, ...] = ()
+    """Ids of the newest ended turns, to tell a late approval from an early one."""
 
     @property
     def idle(self) -> bool:
@@ -111,6 +154,11 @@ class AgentState(msgspec.Struct, frozen=True, array_like=True):
     def deadline_ms(self) -> int | None:
         """When it expires if nothing happens until then; None: never, or not as long as a turn is open or queued."""
         return self.updated_ms + self.ttl_ms if self.idle and self.ttl_ms else None
+
+    @property
+    def waiting(self) -> bool:
+        """True when the open turn can only go on once somebody approves or denies a call."""
+        return self.turn is not None and self.turn.waiting_since_ms > 0
 
 
 _encoder = msgspec.msgpack.Encoder()

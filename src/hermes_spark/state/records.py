@@ -73,6 +73,8 @@ class Taken(msgspec.Struct, frozen=True, array_like=True, tag="e"):
     """The producer sent this `event_id` before in this session: recorded, without effect."""
     ttl_ms: int = 0
     """How long the session is kept without activity from now on; 0: for ever. Fixed here, so that a fold needs no setting."""
+    effect: str = ""
+    """Of an approval: `taken` (it decided), `kept` (its call does not wait yet) or `stale` (too late). Else empty."""
 
 
 class Rejected(msgspec.Struct, frozen=True, array_like=True, tag="x"):
@@ -98,6 +100,8 @@ class PlannedCall(msgspec.Struct, frozen=True, array_like=True):
     arguments: JsonObject
     refusal: str = ""
     """Why it does not run (unknown tool, invalid arguments, too many): told to the model instead of a result."""
+    approve_by_ms: int = 0
+    """It runs only once somebody approves it, and is denied if nobody has by then; 0: it needs no approval."""
 
 
 class Completed(msgspec.Struct, frozen=True, array_like=True, tag="m"):
@@ -120,6 +124,14 @@ class Completed(msgspec.Struct, frozen=True, array_like=True, tag="m"):
     """Non-empty when the model gave no completion at all: the reason, as `kind: sentence`."""
 
 
+class UndoPlan(msgspec.Struct, frozen=True, array_like=True):
+    """How a call is undone."""
+
+    tool: str
+    arguments: dict[str, str]
+    """By name, where each comes from: `/arguments/...` of the call or `/result/...`, as a JSON pointer without escapes."""
+
+
 class Intent(msgspec.Struct, frozen=True, array_like=True, tag="i"):
     """A call is about to be sent. Durable before the first byte leaves."""
 
@@ -131,6 +143,9 @@ class Intent(msgspec.Struct, frozen=True, array_like=True, tag="i"):
     `reconcile` (ask the tool what became of it) or `unknown` (nothing; the model is told that nobody knows)."""
     deadline_ms: int
     time_ms: int
+    undo: UndoPlan | None = None
+    undoes: str = ""
+    """Of an undo: the id of the call that it undoes; `call_id` is its own."""
 
 
 class Returned(msgspec.Struct, frozen=True, array_like=True, tag="r"):
@@ -139,11 +154,13 @@ class Returned(msgspec.Struct, frozen=True, array_like=True, tag="r"):
     session_id: str
     call_id: str
     status: str
-    """`ok`, `error` (the tool said so), `timeout`, `unknown` (under way when its owner died), `refused` (never sent),
-    `not_run` (the tool says that it never saw the call and will never run it)."""
+    """`ok`, `error` (the tool said so), `timeout`, `unknown` (under way when its owner died), `refused` and
+    `denied` (never sent; `denied` by somebody), `not_run` (the tool says that it never saw the call and will never run it)."""
     content: str
     attempts: int
     time_ms: int
+    undoes: str = ""
+    """Of an undo: the id of the call that it undoes; `call_id` is its own."""
 
 
 class Overdue(msgspec.Struct, frozen=True, array_like=True, tag="d"):
@@ -164,6 +181,15 @@ class Resumed(msgspec.Struct, frozen=True, array_like=True, tag="n"):
     time_ms: int
 
 
+class Lapsed(msgspec.Struct, frozen=True, array_like=True, tag="l"):
+    """Nobody has approved or denied the call by its deadline: it is denied."""
+
+    session_id: str
+    turn_id: str
+    call_id: str
+    time_ms: int
+
+
 class CallSummary(msgspec.Struct, frozen=True, array_like=True):
     """A call as the outcome and the audit show it."""
 
@@ -176,6 +202,21 @@ class CallSummary(msgspec.Struct, frozen=True, array_like=True):
     attempts: int
     sent_ms: int
     """0 when it was never sent."""
+    done_ms: int
+
+
+class UndoSummary(msgspec.Struct, frozen=True, array_like=True):
+    """An undo as the outcome shows it."""
+
+    call_id: str
+    """Of the call that it undoes."""
+    id: str
+    tool: str
+    arguments: JsonObject
+    status: str
+    """`ok`: undone. Else as of calls; `not_run`: not tried, because nobody knows whether there is something to undo."""
+    content: str
+    sent_ms: int
     done_ms: int
 
 
@@ -202,6 +243,9 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True, tag="o"):
     audit_head: str = ""
     """The newest hash of the session's audit chain before this turn's calls (`agent.audit`); empty when it begins here."""
 
+    undos: tuple[UndoSummary, ...] = ()
+    """Of a turn that failed or was cancelled, in the order they were made."""
+
 
 class Expired(msgspec.Struct, frozen=True, array_like=True, tag="z"):
     """A session was idle for its whole time to live: nothing is kept of it. Void while a turn is open or queued."""
@@ -221,8 +265,8 @@ class Expired(msgspec.Struct, frozen=True, array_like=True, tag="z"):
     memory: JsonObject = {}
 
 
-Record = TermStarted | Taken | Rejected | Completed | Intent | Returned | Overdue | Outcome | Resumed | Expired
-SessionRecord = Taken | Completed | Intent | Returned | Overdue | Outcome | Resumed | Expired
+Record = TermStarted | Taken | Rejected | Completed | Intent | Returned | Overdue | Outcome | Resumed | Lapsed | Expired
+SessionRecord = Taken | Completed | Intent | Returned | Overdue | Outcome | Resumed | Lapsed | Expired
 """Records that belong to one session and are folded into its AgentState."""
 
 _encoder = msgspec.msgpack.Encoder()

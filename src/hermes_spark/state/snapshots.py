@@ -61,7 +61,7 @@ class ShardMemory(msgspec.Struct, frozen=True, array_like=True):
     batch: int = -1
     ids: tuple[tuple[str, int], ...] = ()
     """(partition, offset) of what it took in that batch; of sources without offsets."""
-    held: dict[str, int] = {}
+    held: dict[str, tuple[str, int]] = {}
     """Bytes of events whose turn has not ended, by turn id."""
 
 

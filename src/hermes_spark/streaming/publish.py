@@ -27,6 +27,7 @@ __all__ = [
     "ConsoleSink",
     "ParquetSink",
     "Sink",
+    "approvals",
     "audit",
     "build_tables",
     "controls",
@@ -152,6 +153,11 @@ def controls(spark: SparkSession, path: str) -> DataFrame:
 def expired(spark: SparkSession, path: str) -> DataFrame:
     """The `expired` table below the sink's directory; empty while there is none."""
     return _frame(spark, path, "expired")
+
+
+def approvals(spark: SparkSession, path: str) -> DataFrame:
+    """The `approvals` table below the sink's directory: calls that wait, or waited, for somebody's approval."""
+    return _frame(spark, path, "approvals")
 
 
 def _frame(spark: SparkSession, path: str, name: str) -> DataFrame:

@@ -3,6 +3,7 @@
 - `outcomes`: one row per ended turn, its tool calls nested (`publish.audit` shows them one per row).
 - `dead_letters`: one row per source row that is no event or cannot be served, with its first bytes.
 - `controls`: one row per event that causes no turn: `reset`, `cancel` and `approval`, and repeats of any type.
+- `approvals`: one row per call that waits for an approval, with what an `approval` event must name.
 - `expired`: one row per session forgotten while the setting `sink.expired` was on, with its history.
 
 Every event handed over is in exactly one of the first three: as an outcome, once its turn has ended; else in another.
@@ -12,7 +13,7 @@ a session and a time that never came are null. All times are `timestamp[ms]` in 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -21,7 +22,17 @@ import pyarrow as pa
 
 from hermes_spark.agent.audit import hashes
 from hermes_spark.messages import Message
-from hermes_spark.state.records import CallSummary, Expired, Outcome, Record, Rejected, Taken
+from hermes_spark.state.records import (
+    CallSummary,
+    Completed,
+    Expired,
+    Outcome,
+    PlannedCall,
+    Record,
+    Rejected,
+    Taken,
+    UndoSummary,
+)
 
 SCHEMA_VERSION = 2
 """Counts changes of the columns below."""
@@ -33,7 +44,7 @@ _CALL = pa.struct(
         ("call_id", pa.string()),
         ("name", pa.string()),
         ("arguments", pa.string()),  # JSON
-        ("status", pa.string()),  # ok, error, timeout, unknown, refused
+        ("status", pa.string()),  # ok, error, timeout, unknown, refused, denied, not_run
         ("content", pa.string()),
         ("step", pa.int32()),
         ("attempts", pa.int32()),
@@ -44,6 +55,22 @@ _CALL = pa.struct(
             pa.string(),
         ),  # of the session's call before, empty for the first; null before schema version 2
         ("hash", pa.string()),  # agent.audit
+    ]
+)
+
+_UNDO = pa.struct(
+    [
+        ("call_id", pa.string()),  # of the call that it undoes
+        ("undo_id", pa.string()),
+        ("name", pa.string()),
+        ("arguments", pa.string()),  # JSON
+        (
+            "status",
+            pa.string(),
+        ),  # ok: undone; not_run: not tried, for nobody knows whether the call happened; else as of calls
+        ("content", pa.string()),
+        ("sent_at", _TIME),  # null: never sent
+        ("done_at", _TIME),
     ]
 )
 
@@ -70,6 +97,7 @@ OUTCOMES = pa.schema(
         ("finished_at", _TIME),
         ("metadata", pa.string()),  # JSON
         ("schema_version", pa.int32()),
+        ("undos", pa.list_(_UNDO)),  # in the order they were made; empty for completed turns
     ]
 )
 DEAD_LETTERS = pa.schema(
@@ -93,8 +121,27 @@ CONTROLS = pa.schema(
         ("event_id", pa.string()),
         *_SOURCE,
         ("effect", pa.string()),  # taken; repeat: the producer sent this event_id before, and nothing happened
+        # of approvals also: kept (for a call that does not wait yet); stale (too late, nothing happened)
         ("event_ts", _TIME),
         ("taken_at", _TIME),
+        ("schema_version", pa.int32()),
+        ("call_id", pa.string()),  # this and the next: of an approval
+        ("decision", pa.string()),
+        ("by", pa.string()),
+        ("reason", pa.string()),
+    ]
+)
+APPROVALS = pa.schema(
+    [
+        *_PLACE,
+        ("session_id", pa.string()),
+        ("turn_id", pa.string()),
+        ("call_id", pa.string()),
+        ("name", pa.string()),
+        ("arguments", pa.string()),  # JSON
+        ("step", pa.int32()),
+        ("asked_at", _TIME),
+        ("approve_by", _TIME),  # then the call is denied
         ("schema_version", pa.int32()),
     ]
 )
@@ -119,6 +166,7 @@ TABLES: dict[str, pa.Schema] = {
     "dead_letters": DEAD_LETTERS,
     "controls": CONTROLS,
     "expired": EXPIRED,
+    "approvals": APPROVALS,
 }
 """Every published table by name."""
 
@@ -133,24 +181,24 @@ def build_tables(query_id: str, batch_id: int, records: Iterable[PlacedRecord]) 
     """
     rows: dict[str, list[dict[str, Any]]] = {name: [] for name in TABLES}
     for shard, lsn, record in sorted(records, key=lambda placed: placed[:2]):
-        table, row = _row(record)
-        if row is not None:
+        for table, row in _rows(record):
             row |= {"query_id": query_id, "batch_id": batch_id, "shard": shard, "lsn": lsn}
             row["schema_version"] = SCHEMA_VERSION
             rows[table].append(row)
     return {name: pa.Table.from_pylist(rows[name], schema=schema) for name, schema in TABLES.items()}
 
 
-def _row(record: Record) -> tuple[str, dict[str, Any] | None]:
+def _rows(record: Record) -> Iterator[tuple[str, dict[str, Any]]]:
     if isinstance(record, Outcome):
-        return "outcomes", _outcome(record)
-    if isinstance(record, Rejected):
-        return "dead_letters", _dead_letter(record)
-    if isinstance(record, Taken) and (record.repeat or record.event.type != "message"):
-        return "controls", _control(record)
-    if isinstance(record, Expired) and record.final:
-        return "expired", _expired(record)
-    return "", None
+        yield "outcomes", _outcome(record)
+    elif isinstance(record, Rejected):
+        yield "dead_letters", _dead_letter(record)
+    elif isinstance(record, Completed):
+        yield from (("approvals", _approval(record, call)) for call in record.calls if call.approve_by_ms)
+    elif isinstance(record, Taken) and (record.repeat or record.event.type != "message"):
+        yield "controls", _control(record)
+    elif isinstance(record, Expired) and record.final:
+        yield "expired", _expired(record)
 
 
 def _outcome(record: Outcome) -> dict[str, Any]:
@@ -172,6 +220,20 @@ def _outcome(record: Outcome) -> dict[str, Any]:
         "taken_at": record.taken_ms,
         "finished_at": record.time_ms,
         "metadata": _json(record.metadata),
+        "undos": [_undo(undo) for undo in record.undos],
+    }
+
+
+def _undo(undo: UndoSummary) -> dict[str, Any]:
+    return {
+        "call_id": undo.call_id,
+        "undo_id": undo.id,
+        "name": undo.tool,
+        "arguments": _json(undo.arguments),
+        "status": undo.status,
+        "content": undo.content,
+        "sent_at": undo.sent_ms or None,
+        "done_at": undo.done_ms or None,
     }
 
 
@@ -212,9 +274,26 @@ def _control(record: Taken) -> dict[str, Any]:
         "event_id": event.event_id,
         "source_partition": event.coordinates.partition,
         "source_offset": event.coordinates.offset,
-        "effect": "repeat" if record.repeat else "taken",
+        "effect": "repeat" if record.repeat else record.effect or "taken",
         "event_ts": event.ts_ms,
         "taken_at": record.time_ms,
+        "call_id": event.call_id,
+        "decision": event.decision,
+        "by": event.by,
+        "reason": event.reason,
+    }
+
+
+def _approval(record: Completed, call: PlannedCall) -> dict[str, Any]:
+    return {
+        "session_id": record.session_id,
+        "turn_id": record.turn_id,
+        "call_id": call.id,
+        "name": call.name,
+        "arguments": _json(call.arguments),
+        "step": record.step,
+        "asked_at": record.time_ms,
+        "approve_by": call.approve_by_ms,
     }
 
 

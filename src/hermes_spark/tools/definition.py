@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -12,6 +13,8 @@ if TYPE_CHECKING:
     from hermes_spark.tools.registry import Tool
 
 MAX_TIMEOUT_S = 600.0
+MAX_APPROVAL_S = 31_622_400.0
+"""A year."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
@@ -25,9 +28,28 @@ def tool_fault(tool: Tool) -> str:
         return "a name is a letter or _ and then at most 63 letters, digits, _, . or -"
     if tool.timeout_s is not None and not 0 < tool.timeout_s <= MAX_TIMEOUT_S:
         return f"timeout_s is {tool.timeout_s}; expected seconds above 0, at most {MAX_TIMEOUT_S:g}"
+    if tool.approval_timeout_s is not None and not 0 < tool.approval_timeout_s <= MAX_APPROVAL_S:
+        return (
+            f"approval_timeout_s is {tool.approval_timeout_s}; expected seconds above 0, at most {MAX_APPROVAL_S:.0f}"
+        )
     return (
         _url_fault(tool.url) or _reconcile_fault(tool) or _header_fault(tool.headers) or schema_fault(tool.parameters)
     )
+
+
+def undo_fault(tool: Tool, tools: Mapping[str, Tool]) -> str:
+    """Why the undo that `tool` names cannot be made with `tools`; empty when it can, or when it names none."""
+    if tool.undo is None:
+        return ""
+    undo = tools.get(tool.undo.tool)
+    if undo is None:
+        return f"undo names {quoted(tool.undo.tool)}, which is no tool of this file"
+    if undo.policy != "idempotent":
+        return f"undo names {quoted(undo.name)}, whose policy is {undo.policy}; an undo may be sent again: make it idempotent"
+    for name, pointer in tool.undo.arguments.items():
+        if not re.fullmatch(r"/(arguments|result)(/[^/]+)*", pointer):
+            return f"undo: argument {name} comes from {quoted(pointer)}; expected /arguments/... or /result/..."
+    return ""
 
 
 def _reconcile_fault(tool: Tool) -> str:

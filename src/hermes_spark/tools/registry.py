@@ -21,7 +21,7 @@ from hermes_spark.events import ToolChoice
 from hermes_spark.messages import JsonObject, ToolSpec
 from hermes_spark.settings import ToolSettings
 from hermes_spark.tools.arguments import argument_problems, quoted, schema_fault
-from hermes_spark.tools.definition import tool_fault
+from hermes_spark.tools.definition import tool_fault, undo_fault
 
 Policy = Literal["unknown", "idempotent", "reconcile"]
 """What is done with a call that was under way when its owner died. `idempotent`: it is sent again under the same
@@ -32,6 +32,15 @@ MAX_NAMES_SHOWN = 20
 """Tool names listed to a model that asked for one that does not exist."""
 
 _ENV_REFERENCE = re.compile(r"\$\{([^}]*)\}")
+
+
+class UndoRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How a call is undone when its turn fails or is cancelled."""
+
+    tool: str
+    """A tool whose policy is `idempotent`, because an undo may be sent again. It is not asked for approval."""
+    arguments: dict[str, str] = {}
+    """Where each comes from: `/arguments/...` of the call, or `/result/...` of its JSON answer."""
 
 
 class Tool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -49,6 +58,11 @@ class Tool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     policy: Policy = "unknown"
     reconcile_url: str = ""
     """Where the policy `reconcile` asks; given like `url`. See `reconcile` for what it answers."""
+    approval: bool = False
+    """True: a call runs only once somebody has approved it (an `approval` event)."""
+    approval_timeout_s: float | None = None
+    """How long somebody has for that, before the call is denied; None: the setting `tools.approval_timeout_s`."""
+    undo: UndoRule | None = None
     side_effects: bool = True
     """False: repeating the call changes nothing, so a call from a cut reply may be used."""
     headers: dict[str, str] = {}
@@ -124,6 +138,9 @@ class Registry:
             if fault:
                 raise SettingsError(f"tool {quoted(tool.name)}: {fault}")
             self._tools[tool.name] = tool
+        for tool in self._tools.values():
+            if fault := undo_fault(tool, self._tools):
+                raise SettingsError(f"tool {quoted(tool.name)}: {fault}")
         self._all = tuple(ToolSpec(tool.name, tool.description, tool.parameters) for tool in self._tools.values())
 
     @classmethod
@@ -186,6 +203,13 @@ class Registry:
         fault = "" if spec.parameters is self._tools[name].parameters else schema_fault(spec.parameters)
         problems = (fault,) if fault else argument_problems(spec.parameters, arguments)
         return f"{name}: {'; '.join(problems)}" if problems else ""
+
+    def approve_within_ms(self, name: str, default_s: float) -> int:
+        """How long somebody has to approve a call of that tool; 0 when it needs no approval."""
+        tool = self._tools.get(name)
+        if tool is None or not tool.approval:
+            return 0
+        return round((tool.approval_timeout_s or default_s) * 1000)
 
     def _spec(self, item: str | ToolSpec) -> ToolSpec:
         tool = self._tools[_name_of(item)]
