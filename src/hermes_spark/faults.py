@@ -30,6 +30,8 @@ POINTS = frozenset(
         "journal.before_write",
         "journal.after_write",
         "journal.after_sync",
+        "rotation.after_create",
+        "rotation.after_mark",
         "snapshot.before_manifest",
         "snapshot.after_manifest",
         "host.before_intent",

@@ -45,7 +45,12 @@ class ShardOpener:
         """The shard, sealed before and folded. Raises `HermesError`s."""
         settings = self._rules.settings
         journal = ShardJournal.open(
-            self._root, number, term, now_ms=self._rules.clock_ms(), known_end=committed.lsn
+            self._root,
+            number,
+            term,
+            now_ms=self._rules.clock_ms(),
+            known_end=committed.lsn,
+            file_bytes=settings.state.journal_file_bytes,
         ).journal
         directory = self._local / str(number) / term_name(term)
         shutil.rmtree(directory.parent, ignore_errors=True)

@@ -93,6 +93,8 @@ class StateSettings(_Section, frozen=True):
     """Fixed for a checkpoint at its first start."""
     path: str = ""
     """Empty: `<checkpoint>/hermes`. A local directory for now."""
+    journal_file_bytes: int = 8_388_608
+    """A journal's file that has so many bytes is followed by a new one; older ones can be removed as a whole."""
     local_path: str = ""
     """Where hosts keep RocksDB; empty: a directory under the system's temporary one."""
     block_cache_bytes: int = 67_108_864
