@@ -36,6 +36,7 @@ from hermes_spark.llm.triton import TritonModel
 from hermes_spark.settings import ModelSettings, Settings, load, to_json, validate
 from hermes_spark.settings import from_json as settings_from_json
 from hermes_spark.state.journal import JournalReader
+from hermes_spark.state.retention import Retention
 from hermes_spark.state.rocksdb import RocksMemory, RocksStore
 from hermes_spark.state.storage import Storage
 from hermes_spark.streaming.commit import CommitLog
@@ -45,6 +46,7 @@ from hermes_spark.streaming.orchestrator import BatchParts, Orchestrator
 from hermes_spark.streaming.ownership import CommittedView, DriverPlace
 from hermes_spark.streaming.preflight import Slots, check_source, check_spark, check_workers, divide_slots
 from hermes_spark.streaming.progress import write_progress
+from hermes_spark.streaming.pruning import Pruner
 from hermes_spark.streaming.publish import ConsoleSink, ParquetSink, Sink
 from hermes_spark.streaming.query import Ended, start, watch
 from hermes_spark.streaming.source import open_source
@@ -100,12 +102,14 @@ def run_job(spark: SparkSession, settings: Settings) -> Ended:
     slots = _preflight(context, settings)
     frame = open_source(spark, settings)
     state_path = _local(settings.state.path or f"{settings.checkpoint}/hermes", "state.path")
-    commits = CommitLog(Storage.at(str(state_path)))
+    state = Storage.at(str(state_path))
+    commits = CommitLog(state)
     meta = commits.meta(settings.state.shards)
     epoch = commits.claim_epoch()
     last = commits.last()
     log.info("query %s, epoch %d: %d hosts, %d slots for batches", meta.query_id, epoch, slots.hosts, slots.tasks)
     fleet = _fleet(context, settings, meta.query_id, epoch, state_path)
+    pruner = Pruner({shard: Retention(state_path, shard, state) for shard in range(settings.state.shards)})
     try:
         view = CommittedView({}, {}) if last is None else CommittedView(last.positions, last.ends)
         fleet.start(slots.hosts, settings.state.shards, view)
@@ -122,6 +126,7 @@ def run_job(spark: SparkSession, settings: Settings) -> Ended:
                 sinks=_sinks(settings),
                 tasks=slots.tasks,
                 batch_log=JsonLines(directory, f"batches-{epoch}.jsonl") if directory else None,
+                pruner=pruner,
             )
         )
         query = start(frame, settings, orchestrator)
@@ -131,6 +136,7 @@ def run_job(spark: SparkSession, settings: Settings) -> Ended:
         return ended
     finally:
         fleet.stop()
+        pruner.close()
 
 
 def _preflight(context: SparkContext, settings: Settings) -> Slots:

@@ -34,6 +34,8 @@ POINTS = frozenset(
         "rotation.after_mark",
         "snapshot.before_manifest",
         "snapshot.after_manifest",
+        "retention.after_mark",
+        "retention.after_remove",
         "host.before_intent",
         "host.after_intent",
         "host.after_call",

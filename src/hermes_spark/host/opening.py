@@ -11,16 +11,17 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from hermes_spark.errors import CheckpointMismatch, SnapshotDamaged, StateError, StorageFull
+from hermes_spark.errors import CheckpointMismatch, JournalCorrupt, SnapshotDamaged, StateError, StorageFull
 from hermes_spark.host.intake import Intake
 from hermes_spark.host.sessions import Sessions
 from hermes_spark.host.shard import Shard, ShardRules
 from hermes_spark.host.snapshotting import SnapshotQueue, Snapshotter
 from hermes_spark.state.journal import JournalReader, ShardJournal
-from hermes_spark.state.journal_files import term_name
+from hermes_spark.state.journal_files import REMEDY, pruned_lsn, shard_directory, term_directories, term_name
 from hermes_spark.state.records import Position, TermId
 from hermes_spark.state.snapshots import Contents, Objects, ShardSnapshots
 from hermes_spark.state.store import StateStore
+from hermes_spark.state.takeover import fenced
 from hermes_spark.telemetry import SNAPSHOTS
 
 log = logging.getLogger(__name__)
@@ -52,10 +53,22 @@ class ShardOpener:
             known_end=committed.lsn,
             file_bytes=settings.state.journal_file_bytes,
         ).journal
+        try:
+            return self._fold(number, term, journal, ends)
+        except StateError as exc:
+            journal.close()
+            newer = term_directories(shard_directory(self._root, number))[-1:]
+            if newer and newer[0][0] > term:
+                # What looks like damage is what a newer owner has made of a journal that is ours no more.
+                raise fenced(term, f"{newer[0][1]} is newer") from exc
+            raise
+
+    def _fold(self, number: int, term: TermId, journal: ShardJournal, ends: dict[str, int]) -> Shard:
+        settings = self._rules.settings
         directory = self._local / str(number) / term_name(term)
         shutil.rmtree(directory.parent, ignore_errors=True)
         snapshots, reader = ShardSnapshots(self._objects, number), JournalReader(self._root, number)
-        store, position, contents = self._newest_usable(snapshots, reader, journal.position(), directory)
+        store, position, contents = self._newest_usable(number, snapshots, reader, journal.position(), directory)
         sessions = Sessions(store, settings.state.cache_bytes // settings.state.shards)
         shard = Shard(self._rules, journal, sessions, Intake(ends if settings.source.has_offsets else None))
         if contents is not None:
@@ -67,8 +80,9 @@ class ShardOpener:
         return shard
 
     def _newest_usable(
-        self, snapshots: ShardSnapshots, reader: JournalReader, end: Position, directory: Path
+        self, number: int, snapshots: ShardSnapshots, reader: JournalReader, end: Position, directory: Path
     ) -> tuple[StateStore, Position, Contents | None]:
+        journals = shard_directory(self._root, number)
         for key in snapshots.newest_first():
             try:
                 manifest = snapshots.load(key)
@@ -82,6 +96,11 @@ class ShardOpener:
             else:
                 SNAPSHOTS.labels(result="restored").inc()
                 return store, manifest.position, contents
+        if pruned := pruned_lsn(journals):
+            raise JournalCorrupt(
+                f"No snapshot that goes with the journal in {journals} can be used, and its records up to {pruned} were "
+                f"removed because two could; {REMEDY}."
+            )
         return self._open_store(directory), Position(), None
 
     def _restored(self, directory: Path) -> StateStore:

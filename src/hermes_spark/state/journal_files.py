@@ -23,6 +23,8 @@ from hermes_spark.state.records import Position, Record, TermId, decode
 
 _TERM = re.compile(r"([0-9]{8,})-([0-9]{8,})")
 _SEARCH_BYTES = 1 << 20
+PRUNED = ".pruned"
+"""Suffix of the names that say up to where retention has removed records."""
 REMEDY = "restore it from a backup, or start on a new checkpoint"
 
 
@@ -64,9 +66,23 @@ def first_lsn_of(path: Path) -> int:
     return int(path.stem)
 
 
+def pruned_lsn(directory: Path) -> int:
+    """Up to which LSN retention has removed the records of a shard's directory; 0: nothing."""
+    stems = (path.stem for path in directory.glob(f"*{PRUNED}"))
+    return max((int(stem) for stem in stems if stem.isdecimal()), default=0)
+
+
 def chain_of_files(directory: Path) -> list[tuple[TermId, Path]]:
-    """All files of a shard's directory with their terms, oldest first."""
-    return [(term, path) for term, home in term_directories(directory) for path in files_of(home)]
+    """All files of a shard's directory with their terms, oldest first; without those that are about to be removed.
+
+    Raises `JournalCorrupt` when the first one is not the one that retention has left.
+    """
+    files = [(term, path) for term, home in term_directories(directory) for path in files_of(home)]
+    pruned = pruned_lsn(directory)  # after the files, as it is recorded before any of them goes
+    chain = [(term, path) for term, path in files if first_lsn_of(path) > pruned]
+    if pruned and (not chain or first_lsn_of(chain[0][1]) != pruned + 1):
+        raise JournalCorrupt(f"The file in {directory} that begins with record {pruned + 1} is missing; {REMEDY}.")
+    return chain
 
 
 def append_whole(fd: int, data: bytes) -> None:

@@ -14,6 +14,7 @@ from hermes_spark.state.journal_files import (
     chain_of_files,
     files_of,
     first_lsn_of,
+    pruned_lsn,
     shard_directory,
     term_name,
 )
@@ -42,8 +43,8 @@ class JournalReader:
         with storage_errors(self._directory):
             yield from self._read(after, upto)
 
-    def check(self, position: Position, end: Position) -> None:
-        """Raise `CheckpointMismatch` unless `position` lies on the chain that ends with `end`; `JournalCorrupt` for damage.
+    def check(self, position: Position, end: Position | None) -> None:
+        """Raise `CheckpointMismatch` unless `position` lies on the chain, which ends with `end`; `JournalCorrupt` for damage.
 
         The next `read` from there does not read again what comes before it in its file.
         """
@@ -77,6 +78,9 @@ class JournalReader:
         chain = chain_of_files(self._directory)
         if after == Position() and not chain and upto is None:
             return []
+        pruned = pruned_lsn(self._directory)
+        if after.lsn < pruned:
+            raise self._mismatch(after, f"retention has removed everything up to record {pruned}")
         first = 0 if after == Position() else self._index(chain, after)
         last = len(chain) - 1 if upto is None else self._index(chain, upto)
         ends = [self._end_before(chain[at][1], chain[at - 1][0] if at else None) for at in range(first, last + 1)]
@@ -100,6 +104,8 @@ class JournalReader:
         """The end of the file before, as the one at `path` names it; `before` is that file's term."""
         with TermFile(path, self._shard) as file:
             previous = file.header.previous
+        if before is None and previous.lsn and previous.lsn == pruned_lsn(self._directory):
+            return previous
         if previous.term != (before or TermId(0, 0)):
             raise JournalCorrupt(f"{path} follows term {term_name(previous.term)}, whose file is missing; {REMEDY}.")
         return previous
