@@ -134,6 +134,8 @@ def test_dying_while_pruning_leaves_a_journal_and_the_next_round_goes_on(
     finally:
         faults.arm("")
     assert list(read(tmp_path, SHARD, positions[14], None)) == everything[positions[14].lsn :]
+    with pytest.raises(CheckpointMismatch, match="retention has removed"):  # on purpose: no corruption
+        list(read(tmp_path, SHARD, Position(), None))
     pruned = retention(tmp_path).prune(positions[-1])
     assert int(journal_files(tmp_path)[0].stem) == pruned + 1
     assert list(read(tmp_path, SHARD, positions[14], None)) == everything[positions[14].lsn :]
@@ -266,3 +268,14 @@ def test_a_shard_that_a_commit_does_not_name_is_not_pruned() -> None:
     at = Position(5, TermId(1, 1))
     assert floors({0: at, 1: at}, {0: Position(3, TermId(1, 1))}) == {0: Position(3, TermId(1, 1))}
     assert floors({0: at}, {}) == {}
+
+
+def test_at_whatever_place_of_a_file_the_floor_lies_it_stays_readable(tmp_path: Path) -> None:
+    positions = written(tmp_path, [[1, 2, 1, 1, 3, 1]] * 3)
+    everything = list(read(tmp_path, SHARD, Position(), None))
+    snapshot_at(tmp_path, *positions[-2:])
+    pruner = retention(tmp_path)
+    for floor in positions[:-1]:
+        assert pruner.prune(floor) < floor.lsn
+        assert list(read(tmp_path, SHARD, floor, None)) == everything[floor.lsn :]
+    assert len(journal_files(tmp_path)) <= 2
