@@ -109,7 +109,8 @@ def run_job(spark: SparkSession, settings: Settings) -> Ended:
     last = commits.last()
     log.info("query %s, epoch %d: %d hosts, %d slots for batches", meta.query_id, epoch, slots.hosts, slots.tasks)
     fleet = _fleet(context, settings, meta.query_id, epoch, state_path)
-    pruner = Pruner({shard: Retention(state_path, shard, state) for shard in range(settings.state.shards)})
+    retained = {shard: Retention(state_path, shard, state) for shard in range(settings.state.shards)}
+    pruner = Pruner(retained, settings.snapshot.prune_interval_s)
     try:
         view = CommittedView({}, {}) if last is None else CommittedView(last.positions, last.ends)
         fleet.start(slots.hosts, settings.state.shards, view)

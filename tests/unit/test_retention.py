@@ -17,7 +17,7 @@ from hermes_spark.state.retention import Retention, floors, forget_reader, name_
 from hermes_spark.state.snapshots import Contents, ShardMemory, ShardSnapshots
 from hermes_spark.state.storage import Storage
 from hermes_spark.streaming.commit import Commit
-from hermes_spark.streaming.pruning import INTERVAL_S, Pruner
+from hermes_spark.streaming.pruning import Pruner
 from journaling import SHARD, append_groups, directory, open_term
 from opened import Opened, counted
 
@@ -253,9 +253,9 @@ def test_the_driver_prunes_to_what_neither_the_last_two_commits_nor_their_publis
             asked.append(needed.lsn)
             return 0
 
-    pruner = Pruner({0: Noting()}, lambda: now[0])
+    pruner = Pruner({0: Noting()}, 10.0, lambda: now[0])
     for batch in range(6):
-        now[0] += INTERVAL_S / 2
+        now[0] += 5.0
         pruner.committed(commit(batch, 100 * batch + 50, max(0, 100 * batch - 75)))
         if pruner.round is not None:
             pruner.round.result(10)

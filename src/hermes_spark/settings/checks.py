@@ -41,6 +41,7 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "state.cache_bytes": (0, math.inf),
     "snapshot.every_commits": (0, math.inf),
     "snapshot.every_records": (0, math.inf),
+    "snapshot.prune_interval_s": (0, math.inf),
     "agent.max_steps": (1, math.inf),
     "agent.max_tokens": (1, math.inf),
     "agent.token_budget": (1, math.inf),

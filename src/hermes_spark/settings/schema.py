@@ -114,6 +114,8 @@ class SnapshotSettings(_Section, frozen=True):
     """A shard that has changed gets one after so many commits; 0: never for that reason."""
     every_records: int = 5_000
     """Or when so many records lie behind the last one; 0: never for that reason."""
+    prune_interval_s: float = 10.0
+    """The least time between two rounds of removing what snapshots have made superfluous."""
 
 
 class AgentSettings(_Section, frozen=True):

@@ -14,19 +14,20 @@ from hermes_spark.streaming.commit import Commit
 
 log = logging.getLogger(__name__)
 
-INTERVAL_S = 10.0
-"""The least time between two rounds: pruning later costs a few files, looking for snapshots costs the disk's time."""
-
 
 class Pruner:
     """Prunes the journals of all shards. Called by the one thread that runs batches."""
 
-    def __init__(self, shards: Mapping[int, Retention], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, shards: Mapping[int, Retention], interval_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`interval_s`: the least time between two rounds; later costs a few files, looking for snapshots the disk's time."""
+        self._interval_s = interval_s
         self._shards = shards
         self._clock = clock
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="pruning")
         self._commits: tuple[Commit, Commit] | None = None
-        self._begun = -INTERVAL_S
+        self._begun = -interval_s
         self.round: Future[None] | None = None
         """The round under way, or the last one."""
 
@@ -38,7 +39,7 @@ class Pruner:
         before, self._commits = self._commits, (commit if self._commits is None else self._commits[1], commit)
         if before is None or (self.round is not None and not self.round.done()):
             return
-        if before[0].batch == before[1].batch or self._clock() - self._begun < INTERVAL_S:
+        if before[0].batch == before[1].batch or self._clock() - self._begun < self._interval_s:
             return
         self._begun = self._clock()
         self.round = self._thread.submit(self._prune, floors(before[0].positions, before[1].published))
