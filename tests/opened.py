@@ -95,12 +95,13 @@ class Opened:
         self.shard.append(record)
         return True
 
-    def turn(self, session: str) -> None:
-        """A whole turn, made durable."""
+    def turn(self, session: str, *, flush: bool = True) -> None:
+        """A whole turn, and a round of the flusher."""
         self.say(session)
         while self.step(session):
             pass
-        self.flush()
+        if flush:
+            self.flush()
 
     def flush(self) -> None:
         """One round of the flusher, for this shard."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hermes_spark.streaming.publish import read_table
-from hermes_spark.streaming.tables import TABLES
+from hermes_spark.streaming.table_schemas import TABLES
 
 Identity = tuple[str, int]
 """An event: its file's name and its line in it."""

@@ -37,6 +37,7 @@ from hermes_spark.llm.triton import TritonModel
 from hermes_spark.settings import ModelSettings, Settings, load, to_json, validate
 from hermes_spark.settings import from_json as settings_from_json
 from hermes_spark.state.journal_store import journals_at
+from hermes_spark.state.retention import Retention
 from hermes_spark.state.rocksdb import RocksMemory, RocksStore
 from hermes_spark.state.storage import Storage, is_remote, local_path
 from hermes_spark.streaming.commit import Commit, CommitLog
@@ -47,6 +48,7 @@ from hermes_spark.streaming.orchestrator import BatchParts, Orchestrator
 from hermes_spark.streaming.ownership import CommittedView, DriverPlace
 from hermes_spark.streaming.preflight import Slots, check_source, check_spark, check_workers, divide_slots
 from hermes_spark.streaming.progress import write_progress
+from hermes_spark.streaming.pruning import Pruner
 from hermes_spark.streaming.publish import ConsoleSink, ParquetSink, Sink
 from hermes_spark.streaming.query import Ended, start, watch
 from hermes_spark.streaming.source import open_source
@@ -116,6 +118,7 @@ def run_job(spark: SparkSession, settings: Settings) -> Ended:
     log.info("query %s, epoch %d: %d hosts, %d slots for batches", query_id, claim.epoch, slots.hosts, slots.tasks)
     fleet = _fleet(spark.sparkContext, settings, query_id, claim.epoch, state_path)
     claim.keep_beating(fleet.fail)
+    pruner = _pruner(settings, state_path, storage)
     try:
         fleet.start(slots.hosts, settings.state.shards, _view(commits.last()))
         orchestrator = Orchestrator(
@@ -132,6 +135,7 @@ def run_job(spark: SparkSession, settings: Settings) -> Ended:
                 sinks=_sinks(settings),
                 tasks=slots.tasks,
                 batch_log=_measurements(settings, f"batches-{claim.epoch}"),
+                pruner=pruner,
             )
         )
         query = start(frame, settings, orchestrator)
@@ -140,6 +144,7 @@ def run_job(spark: SparkSession, settings: Settings) -> Ended:
         return ended
     finally:
         fleet.stop()
+        pruner.close()
         claim.end()
 
 
@@ -150,6 +155,13 @@ def _view(last: Commit | None) -> CommittedView:
 def _measurements(settings: Settings, name: str) -> JsonLines | None:
     directory = settings.telemetry.turn_log
     return JsonLines(directory, f"{name}.jsonl") if directory else None
+
+
+def _pruner(settings: Settings, state_path: str, storage: Storage) -> Pruner:
+    """Only journals in files are pruned."""
+    shards = range(0 if is_remote(state_path) else settings.state.shards)
+    retained = {shard: Retention(local_path(state_path), shard, storage) for shard in shards}
+    return Pruner(retained, settings.snapshot.prune_interval_s)
 
 
 def _preflight(context: SparkContext, settings: Settings) -> Slots:
@@ -262,7 +274,7 @@ async def _run_host(payload: HostPayload, settings: Settings) -> HostExit:
 
 def _shard_opener(payload: HostPayload, rules: ShardRules) -> OpenShard:
     settings = rules.settings.state
-    journals = journals_at(payload.state_path)
+    journals = journals_at(payload.state_path, settings.journal_file_bytes)
     memory = RocksMemory(settings.block_cache_bytes, settings.write_buffer_bytes)
     local = Path(settings.local_path or Path(tempfile.gettempdir()) / "hermes-spark") / payload.query_id
 

@@ -23,7 +23,7 @@ from hermes_spark.streaming.publish import (
     outcomes,
     read_table,
 )
-from hermes_spark.streaming.tables import TABLES
+from hermes_spark.streaming.table_schemas import TABLES
 
 pytestmark = pytest.mark.spark
 

@@ -28,7 +28,7 @@ from hermes_spark.streaming.audit import (
 )
 from hermes_spark.streaming.committed import Committed, Start
 from hermes_spark.streaming.publish import read_table, table_files
-from hermes_spark.streaming.tables import OUTCOMES
+from hermes_spark.streaming.table_schemas import OUTCOMES
 
 Row = dict[str, Any]
 

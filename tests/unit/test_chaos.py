@@ -18,7 +18,7 @@ from chaos_scenarios import everything, quick
 from hermes_spark import faults
 from hermes_spark.state.storage import Storage
 from hermes_spark.streaming.publish import ParquetSink
-from hermes_spark.streaming.tables import TABLES
+from hermes_spark.streaming.table_schemas import TABLES
 
 EVENTS = {("00000.jsonl", 0), ("00000.jsonl", 1)}
 

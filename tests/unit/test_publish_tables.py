@@ -31,7 +31,8 @@ from hermes_spark.state.records import (
 )
 from hermes_spark.state.storage import Storage
 from hermes_spark.streaming.publish import ConsoleSink, ParquetSink, parquet_bytes, read_table
-from hermes_spark.streaming.tables import TABLES, build_tables
+from hermes_spark.streaming.table_schemas import TABLES
+from hermes_spark.streaming.tables import build_tables
 
 NOW = 1_764_500_000_123
 

@@ -23,17 +23,18 @@ from opened import Opened, counted, rocks_in
 SESSIONS = "abc"
 WITH_OFFSETS = Settings(source=SourceSettings(kind="load"))
 
+MOVES = ["message", "reset", "cancel", "garbage", "step", "turn", "turn not flushed"]
 moves = st.one_of(
-    st.tuples(
-        st.sampled_from(["message", "reset", "cancel", "garbage", "step", "step", "turn"]), st.sampled_from("abc")
-    ),
+    st.tuples(st.sampled_from(MOVES), st.sampled_from("abc")),
     st.sampled_from([("flush", ""), ("snapshot", ""), ("busy snapshot", "")]),
 )
 
 
 def play(opened: Opened, move: str, session: str) -> None:
-    if move in ("step", "turn"):
-        opened.step(session) if move == "step" else opened.turn(session)
+    if move == "step":
+        opened.step(session)
+    elif move.startswith("turn"):
+        opened.turn(session, flush=move == "turn")
     elif move == "flush":
         opened.flush()
     else:

@@ -11,16 +11,18 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from hermes_spark.errors import CheckpointMismatch, SnapshotDamaged, StateError, StorageFull
+from hermes_spark.errors import CheckpointMismatch, JournalCorrupt, SnapshotDamaged, StateError, StorageFull
 from hermes_spark.host.intake import Intake
 from hermes_spark.host.sessions import Sessions
 from hermes_spark.host.shard import Shard, ShardRules
 from hermes_spark.host.snapshotting import SnapshotQueue, Snapshotter
-from hermes_spark.state.journal_files import term_name
+from hermes_spark.state.journal import ShardJournal
+from hermes_spark.state.journal_files import REMEDY, term_name
 from hermes_spark.state.journal_store import Journals, RecordReader
 from hermes_spark.state.records import Position, TermId
 from hermes_spark.state.snapshots import Contents, Objects, ShardSnapshots
 from hermes_spark.state.store import StateStore
+from hermes_spark.state.takeover import fenced
 from hermes_spark.telemetry import SNAPSHOTS
 
 log = logging.getLogger(__name__)
@@ -45,12 +47,22 @@ class ShardOpener:
 
     def __call__(self, number: int, term: TermId, committed: Position, ends: dict[str, int]) -> Shard:
         """The shard, sealed before and folded. Raises `HermesError`s."""
-        settings = self._rules.settings
         journal = self._journals.open(number, term, now_ms=self._rules.clock_ms(), known_end=committed.lsn).journal
+        try:
+            return self._fold(number, term, journal, ends)
+        except StateError as exc:
+            journal.close()
+            if newer := self._journals.newer(number, term):
+                # What looks like damage is what a newer owner has made of a journal that is ours no more.
+                raise fenced(term, f"{newer} is newer") from exc
+            raise
+
+    def _fold(self, number: int, term: TermId, journal: ShardJournal, ends: dict[str, int]) -> Shard:
+        settings = self._rules.settings
         directory = self._local / str(number) / term_name(term)
         _remove_older(directory)
         snapshots, reader = ShardSnapshots(self._objects, number), self._journals.reader(number)
-        store, position, contents = self._newest_usable(snapshots, reader, journal.position(), directory)
+        store, position, contents = self._newest_usable(number, snapshots, reader, journal.position(), directory)
         sessions = Sessions(store, settings.state.cache_bytes // settings.state.shards)
         shard = Shard(self._rules, journal, sessions, Intake(ends if settings.source.has_offsets else None))
         if contents is not None:
@@ -62,7 +74,7 @@ class ShardOpener:
         return shard
 
     def _newest_usable(
-        self, snapshots: ShardSnapshots, reader: RecordReader, end: Position, directory: Path
+        self, number: int, snapshots: ShardSnapshots, reader: RecordReader, end: Position, directory: Path
     ) -> tuple[StateStore, Position, Contents | None]:
         for key in snapshots.newest_first():
             try:
@@ -77,6 +89,11 @@ class ShardOpener:
             else:
                 SNAPSHOTS.labels(result="restored").inc()
                 return store, manifest.position, contents
+        if pruned := self._journals.pruned(number):
+            raise JournalCorrupt(
+                f"No snapshot that goes with the journal of shard {number} can be used, and its records up to {pruned} were "
+                f"removed because two could; {REMEDY}."
+            )
         return self._open_store(directory), Position(), None
 
     def _restored(self, directory: Path) -> StateStore:

@@ -93,6 +93,8 @@ class StateSettings(_Section, frozen=True):
     """Fixed for a checkpoint at its first start."""
     path: str = ""
     """Empty: `<checkpoint>/hermes`. A local directory, or the URL of an object store."""
+    journal_file_bytes: int = 8_388_608
+    """A journal's file that has so many bytes is followed by a new one; older ones can be removed as a whole."""
     local_path: str = ""
     """Where hosts keep RocksDB; empty: a directory under the system's temporary one."""
     block_cache_bytes: int = 67_108_864
@@ -116,6 +118,8 @@ class SnapshotSettings(_Section, frozen=True):
     """A shard that has changed gets one after so many commits; 0: never for that reason."""
     every_records: int = 5_000
     """Or when so many records lie behind the last one; 0: never for that reason."""
+    prune_interval_s: float = 10.0
+    """The least time between two rounds of removing what snapshots have made superfluous."""
 
 
 class AgentSettings(_Section, frozen=True):

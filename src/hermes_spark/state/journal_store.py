@@ -10,7 +10,8 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol
 
-from hermes_spark.state.journal import JournalReader, Opened, ShardJournal
+from hermes_spark.state.journal import FILE_BYTES, JournalReader, Opened, ShardJournal
+from hermes_spark.state.journal_files import pruned_lsn, shard_directory, term_directories
 from hermes_spark.state.object_format import ShardObjects
 from hermes_spark.state.object_journal import PATIENCE_S, Putting, open_shard
 from hermes_spark.state.object_reader import ObjectReader
@@ -47,20 +48,41 @@ class Journals(Protocol):
         """A reader of a shard, at its beginning."""
         ...
 
+    def pruned(self, shard: int) -> int:
+        """The LSN up to which records were removed on purpose; 0: none."""
+        ...
+
+    def newer(self, shard: int, term: TermId) -> str:
+        """The name of a term that was opened after `term`; empty when there is none."""
+        ...
+
 
 class FileJournals:
     """Journals in files below a directory of this machine."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, file_bytes: int = FILE_BYTES) -> None:
+        """`file_bytes`: a longer file is followed by a new one."""
         self._root = root
+        self._file_bytes = file_bytes
 
     def open(self, shard: int, term: TermId, *, now_ms: int, known_end: int = 0) -> Opened:
         """See `ShardJournal.open`."""
-        return ShardJournal.open(self._root, shard, term, now_ms=now_ms, known_end=known_end)
+        return ShardJournal.open(
+            self._root, shard, term, now_ms=now_ms, known_end=known_end, file_bytes=self._file_bytes
+        )
 
     def reader(self, shard: int) -> JournalReader:
         """See `JournalReader`."""
         return JournalReader(self._root, shard)
+
+    def pruned(self, shard: int) -> int:
+        """See `Journals.pruned`."""
+        return pruned_lsn(shard_directory(self._root, shard))
+
+    def newer(self, shard: int, term: TermId) -> str:
+        """See `Journals.newer`."""
+        newest = term_directories(shard_directory(self._root, shard))[-1:]
+        return str(newest[0][1]) if newest and newest[0][0] > term else ""
 
 
 class ObjectJournals:
@@ -80,12 +102,20 @@ class ObjectJournals:
         """See `ObjectReader`."""
         return ObjectReader(ShardObjects(self._storage, shard))
 
+    def pruned(self, shard: int) -> int:
+        """0: nothing prunes objects."""
+        return 0
 
-def journals_at(location: str) -> Journals:
+    def newer(self, shard: int, term: TermId) -> str:
+        """Empty: nobody removes what an older owner reads."""
+        return ""
+
+
+def journals_at(location: str, file_bytes: int = FILE_BYTES) -> Journals:
     """The journals at a local path or `file:` URL (files), or at an `s3://`, `gs://` or `az://` URL (objects).
 
     Raises `SettingsError` for any other location.
     """
     if is_remote(location):
         return ObjectJournals(Storage.at(location))
-    return FileJournals(local_path(location))
+    return FileJournals(local_path(location), file_bytes)

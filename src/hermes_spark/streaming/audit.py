@@ -22,7 +22,8 @@ from hermes_spark.errors import SettingsError, StateError
 from hermes_spark.state.records import Outcome, Position
 from hermes_spark.streaming.committed import Committed
 from hermes_spark.streaming.publish import read_files, table_files
-from hermes_spark.streaming.tables import OUTCOMES, SCHEMA_VERSION, build_tables
+from hermes_spark.streaming.table_schemas import OUTCOMES, SCHEMA_VERSION
+from hermes_spark.streaming.tables import build_tables
 
 Row = dict[str, Any]
 """A row of the table `outcomes`."""

@@ -18,7 +18,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from hermes_spark.streaming.tables import TABLES, build_tables
+from hermes_spark.streaming.table_schemas import TABLES
+from hermes_spark.streaming.tables import build_tables
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
