@@ -11,10 +11,11 @@ from pyspark.sql import SparkSession
 
 from hermes_spark.events import Coordinates, Event
 from hermes_spark.messages import Usage
-from hermes_spark.state.records import CallSummary, Limits, Outcome, Rejected, Taken
+from hermes_spark.state.records import CallSummary, Completed, Limits, Outcome, PlannedCall, Rejected, Taken
 from hermes_spark.state.storage import Storage
 from hermes_spark.streaming.publish import (
     ParquetSink,
+    approvals,
     audit,
     build_tables,
     controls,
@@ -27,7 +28,7 @@ from hermes_spark.streaming.tables import TABLES
 pytestmark = pytest.mark.spark
 
 NOW = 1_764_500_000_123
-READERS = {"outcomes": outcomes, "dead_letters": dead_letters, "controls": controls}
+READERS = {"outcomes": outcomes, "dead_letters": dead_letters, "controls": controls, "approvals": approvals}
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +67,7 @@ def outcome(session_id: str, *calls: CallSummary) -> Outcome:
     )
 
 
+TO_APPROVE = PlannedCall("c9", "pay", {"n": 1}, approve_by_ms=NOW + 5)
 RECORDS = [
     (
         0,
@@ -79,6 +81,11 @@ RECORDS = [
     (0, 2, outcome("s2")),
     (1, 1, Rejected(Coordinates("a.jsonl", 4), "", "not JSON", b"\xff\x00x", 3, 0, NOW)),
     (1, 2, Taken("s1", Event(Coordinates("a.jsonl", 5), "s1", NOW, "reset"), "", Limits(), 0, NOW)),
+    (
+        1,
+        3,
+        Completed("s1", "t", 0, "", "", (TO_APPROVE,), (), truncated=False, final=False, usage=Usage(), time_ms=NOW),
+    ),
 ]
 
 
@@ -109,7 +116,7 @@ def test_the_audit_has_a_row_per_call(spark, published):
     assert (rows["c2"]["status"], rows["c2"]["sent_at"]) == ("refused", None)
 
 
-@pytest.mark.parametrize("read", [outcomes, audit, dead_letters, controls])
+@pytest.mark.parametrize("read", [outcomes, audit, dead_letters, controls, approvals])
 def test_nothing_published_reads_as_empty(spark, tmp_path, read):
     assert read(spark, str(tmp_path)).count() == 0
 
