@@ -9,13 +9,15 @@ import re
 import signal
 import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import psutil
+import yaml
 
 from hermes_spark.streaming.publish import read_table
-from stack import Part, Stack, ToolService
+from stack import ROOT, Part, Stack, ToolService
 
 PATIENCE_S = 150.0
 
@@ -35,6 +37,7 @@ class Job:
             "source.path": self.events,
             "model.url": triton,
             "tools.base_url": tools.url,
+            "tools.file": _tools_never_sent_again(self.directory),
             "sink.path": self.directory / "out",
             "sink.publish_interval_ms": 200,
             "state.local_path": self.directory / "rocksdb",
@@ -105,6 +108,16 @@ class Job:
 
 def question(session: str, text: str = "查一下客户张三的订单状态", **fields: Any) -> dict[str, Any]:
     return {"session_id": session, "messages": [{"role": "user", "content": text}], **fields}
+
+
+def _tools_never_sent_again(directory: Path) -> Path:
+    """The shipped tools, all with the policy `unknown`: the service's counters then show every call that is sent twice."""
+    file = directory / "tools.yaml"
+    document = yaml.safe_load((ROOT / "conf" / "tools.yaml").read_text(encoding="utf-8"))
+    for tool in document["tools"]:
+        tool["policy"] = "unknown"
+    file.write_text(yaml.safe_dump(document, allow_unicode=True), encoding="utf-8")
+    return file
 
 
 def executed_more_than_once(tools: ToolService) -> dict[str, int]:

@@ -11,10 +11,11 @@ from pyspark.sql import SparkSession
 
 from hermes_spark.events import Coordinates, Event
 from hermes_spark.messages import Message, Usage
-from hermes_spark.state.records import CallSummary, Expired, Limits, Outcome, Rejected, Taken
+from hermes_spark.state.records import CallSummary, Completed, Expired, Limits, Outcome, PlannedCall, Rejected, Taken
 from hermes_spark.state.storage import Storage
 from hermes_spark.streaming.publish import (
     ParquetSink,
+    approvals,
     audit,
     build_tables,
     controls,
@@ -28,7 +29,13 @@ from hermes_spark.streaming.table_schemas import TABLES
 pytestmark = pytest.mark.spark
 
 NOW = 1_764_500_000_123
-READERS = {"outcomes": outcomes, "dead_letters": dead_letters, "controls": controls, "expired": expired}
+READERS = {
+    "outcomes": outcomes,
+    "dead_letters": dead_letters,
+    "controls": controls,
+    "approvals": approvals,
+    "expired": expired,
+}
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +74,7 @@ def outcome(session_id: str, *calls: CallSummary) -> Outcome:
     )
 
 
+TO_APPROVE = PlannedCall("c9", "pay", {"n": 1}, approve_by_ms=NOW + 5)
 RECORDS = [
     (
         0,
@@ -81,6 +89,11 @@ RECORDS = [
     (1, 1, Rejected(Coordinates("a.jsonl", 4), "", "not JSON", b"\xff\x00x", 3, 0, NOW)),
     (1, 2, Taken("s1", Event(Coordinates("a.jsonl", 5), "s1", NOW, "reset"), "", Limits(), 0, NOW)),
     (1, 3, Expired("s1", NOW - 9, 9, 2, 1, NOW - 99, NOW, final=True, messages=(Message("user", "查"),))),
+    (
+        1,
+        4,
+        Completed("s1", "t", 0, "", "", (TO_APPROVE,), (), truncated=False, final=False, usage=Usage(), time_ms=NOW),
+    ),
 ]
 
 
@@ -111,7 +124,7 @@ def test_the_audit_has_a_row_per_call(spark, published):
     assert (rows["c2"]["status"], rows["c2"]["sent_at"]) == ("refused", None)
 
 
-@pytest.mark.parametrize("read", [outcomes, audit, dead_letters, controls, expired])
+@pytest.mark.parametrize("read", [outcomes, audit, dead_letters, controls, approvals, expired])
 def test_nothing_published_reads_as_empty(spark, tmp_path, read):
     assert read(spark, str(tmp_path)).count() == 0
 

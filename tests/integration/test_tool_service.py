@@ -70,7 +70,8 @@ async def client() -> Any:
 
 async def ask(service: Running, tool: str, call_id: str, session_id: str = "s", **arguments: Any) -> ToolResult:
     """The call as the runtime makes it: the shipped tool file, the real caller."""
-    settings = ToolSettings(file=str(ROOT / "conf" / "tools.yaml"), base_url=service.url)
+    file = "tools-approvals.yaml" if tool == "refund_order" else "tools.yaml"
+    settings = ToolSettings(file=str(ROOT / "conf" / file), base_url=service.url)
     registry = Registry.load(settings)
     assert registry.check(tool, arguments, None) == ""
     found = registry.get(tool)
@@ -111,14 +112,45 @@ async def test_the_five_tools(service: Running, client: ClientSession) -> None:
     counted = await counters(client, service)
     assert counted["executions"] == {f"c{n}": 1 for n in range(1, 8)}
     assert counted["by_tool"] == {
-        "crm_query": 2, "order_status": 2, "kb_search": 1, "create_ticket": 1, "cancel_ticket": 1
+        "crm_query": 2, "order_status": 2, "kb_search": 1, "create_ticket": 1, "cancel_ticket": 1, "refund_order": 0
     }  # fmt: skip
     assert (counted["total"], counted["started"], counted["hanging"]) == (7, 7, 0)
 
 
+async def test_a_ticket_is_created_once_per_key(service: Running, client: ClientSession) -> None:
+    first = await ask(service, "create_ticket", "c", title="a", priority="low")
+    service.end(signal.SIGKILL)
+    service.start()
+    assert await ask(service, "create_ticket", "c", title="a", priority="low") == first
+    counted = await counters(client, service)
+    assert (counted["executions"], counted["started"]) == ({"c": 1}, 2)
+
+
+async def became(service: Running, call_id: str) -> ToolResult:
+    settings = ToolSettings(file=str(ROOT / "conf" / "tools-approvals.yaml"), base_url=service.url)
+    tool = Registry.load(settings).get("refund_order")
+    assert tool is not None
+    caller = HttpToolCaller(settings)
+    result = await caller.reconcile(tool, ToolRequest(call_id, "s", "t", {}))
+    await caller.close()
+    return result
+
+
+async def test_a_refund_says_what_became_of_it_and_what_did_not_happen_never_will(service: Running) -> None:
+    done = await ask(service, "refund_order", "r1", order_id="A-1003")
+    assert json.loads(done.content) == {"refund_id": "R-1", "order_id": "A-1003"}
+    assert (await became(service, "r1")).content == done.content
+    assert (await became(service, "r2")).status == "not_run"
+    late = await ask(service, "refund_order", "r2", order_id="A-1003")
+    assert (late.status, "never will" in late.content) == ("error", True)
+    assert (await became(service, "r2")).status == "not_run"
+    await ask(service, "refund_order", "r3", order_id="A-9")
+    assert (await became(service, "r3")).status == "error"
+
+
 async def test_a_repeat_shows_and_counters_survive_sigkill(service: Running, client: ClientSession) -> None:
-    await ask(service, "create_ticket", "same", title="a", priority="low")
-    await ask(service, "create_ticket", "same", title="a", priority="low")
+    await ask(service, "order_status", "same", order_id="A-1003")
+    await ask(service, "order_status", "same", order_id="A-1003")
     await ask(service, "crm_query", "other", customer="李四")
     service.end(signal.SIGKILL)
     service.start()
@@ -126,7 +158,7 @@ async def test_a_repeat_shows_and_counters_survive_sigkill(service: Running, cli
     assert counted["executions"] == {"same": 2, "other": 1}
     assert (counted["total"], counted["started"]) == (3, 3)
     third = json.loads((await ask(service, "create_ticket", "third", title="b", priority="low")).content)
-    assert third["ticket_id"] == "T-107"
+    assert third["ticket_id"] == "T-105"
 
 
 async def test_hanging_sessions_are_started_and_not_executed_until_released(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import msgspec
@@ -12,6 +13,7 @@ from hermes_spark.agent.plan import Call, Complete, Wait
 from hermes_spark.events import call_id_of, turn_id_of
 from hermes_spark.host.pressure import Pressure
 from hermes_spark.host.takes import Offers
+from hermes_spark.host.timers import Timers
 from hermes_spark.messages import ParsedCall
 from hermes_spark.settings import AgentSettings, HostSettings, Settings
 from hermes_spark.state.records import Lapsed, Resumed
@@ -149,6 +151,20 @@ def test_a_waiting_turn_is_not_resumed_by_new_owners():
 
 
 # --- the host
+
+
+async def test_a_turn_that_is_being_stopped_has_no_timers_that_could_fire_again_and_again():
+    host, _ = waiting_host(ParsedCall("book", {"n": 1}))
+    fired: list[str] = []
+    timers = Timers(lambda session, turn: fired.append("overdue"), lambda session, turn: fired.append("lapsing"))
+    host.run_calls()
+    timers.set(host.state, host.now_ms)
+    assert len(timers._waiting) == 1
+    host.take(event("cancel"))
+    timers.set(host.state, host.now_ms + 10 * APPROVE_WITHIN_MS)
+    await asyncio.sleep(0)
+    assert (timers._waiting, timers._running, fired) == ({}, {}, [])
+
 
 PLAIN = Settings()
 SIGNED = msgspec.structs.replace(LOOKUP, approval=True, approval_timeout_s=60)

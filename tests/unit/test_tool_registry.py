@@ -14,7 +14,7 @@ from hermes_spark.errors import SettingsError
 from hermes_spark.messages import ToolSpec
 from hermes_spark.settings import ToolSettings
 from hermes_spark.tools.arguments import MAX_DEPTH, argument_problems, schema_fault
-from hermes_spark.tools.registry import Registry, Tool
+from hermes_spark.tools.registry import Registry, Tool, UndoRule
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = {
@@ -55,6 +55,25 @@ def test_the_shipped_file_loads() -> None:
     assert found.url == "http://127.0.0.1:81/tools/crm_query"
     assert not found.side_effects
     assert registry.get("nothing") is None
+    assert {spec.name: registry.get(spec.name).policy for spec in registry.specs(None)} == dict.fromkeys(
+        names, "idempotent"
+    )
+
+
+def test_the_file_with_approvals_loads() -> None:
+    file = ROOT / "conf" / "tools-approvals.yaml"
+    registry = Registry.load(ToolSettings(file=str(file), base_url="http://127.0.0.1:81/"))
+    refund = registry.get("refund_order")
+    assert refund is not None
+    assert (refund.policy, refund.reconcile_url) == ("reconcile", "http://127.0.0.1:81/reconcile")
+    assert [registry.approve_within_ms(name, 9) for name in ("refund_order", "create_ticket", "none")] == [
+        600_000,
+        0,
+        0,
+    ]
+    create = registry.get("create_ticket")
+    assert create is not None
+    assert create.undo == UndoRule("cancel_ticket", {"ticket_id": "/result/ticket_id"})
 
 
 @pytest.mark.parametrize(
@@ -82,6 +101,8 @@ def test_the_shipped_file_loads() -> None:
         (entry(parameters={"type": "object", "properties": {"q": {"type": "text"}}}), "properties.q.type"),
         (entry(parameters={"type": "object", "properties": {"q": {"$ref": "#/no"}}}), "no JSON schema"),
         (entry(timeout_s=0), "timeout_s is 0.0"),
+        (entry(approval_timeout_s=0), "approval_timeout_s is 0.0"),
+        (entry(undo={"tool": "b"}), 'tool "a": undo names "b", which is no tool of this file'),
         (entry(timeout_s=601), "timeout_s is 601.0"),
         (entry(timeout_s="5"), "got `str`"),
         (entry(url="ftp://h/x"), "expected http(s)"),

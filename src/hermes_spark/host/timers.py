@@ -46,7 +46,8 @@ class Timers:
             self.drop(turn_id)
 
     def _set_waiting(self, session_id: str, turn: Turn, now_ms: int) -> None:
-        deadlines = [call.approve_by_ms for call in turn.calls if call.status == WAITING]
+        waiting = () if turn.stopping else turn.calls
+        deadlines = [call.approve_by_ms for call in waiting if call.status == WAITING]
         deadline_ms = min(deadlines, default=0)
         if deadline_ms == self._waiting.get(turn.id, (0,))[0]:
             return

@@ -1,4 +1,4 @@
-"""The published tables: how records become rows (`table_schemas` has their columns). Pure: the same records give the same rows.
+"""The published tables: how records become rows (columns: `table_schemas`). Pure: the same records give the same rows.
 
 - `outcomes`: one row per ended turn, its tool calls nested (`publish.audit` shows them one per row).
 - `dead_letters`: one row per source row that is no event or cannot be served, with its first bytes.

@@ -1,15 +1,16 @@
-"""The demo's tool service: the shop's five tools over HTTP, and hooks that make it hang, fail or answer nonsense.
+"""The demo's tool service: the shop's tools over HTTP, and hooks that make it hang, fail or answer nonsense.
 
 ::
 
     POST /tools/<name>   {"call_id", "session_id", "turn_id", "arguments"}  ->  JSON
+    POST /reconcile      the same body  ->  what became of that call: see `tools.reconcile`
     GET  /counters       {"executions": {call_id: n}, "by_tool": {...}, "total": n, "started": n, "hanging": n}
     POST /control        {"hang": ["session ids"]}   calls of those sessions hang until they are released
                          {"release": true}           they go on, and nothing hangs any more
                          {"mode": "ok" | "html" | "error" | "slow"}    how every call is answered from now on
 
-A call counts as started when it arrives and as executed when its effect is committed, before the answer is sent. It does not
-remember call ids: asked again, it executes again, so that repeats show.
+A call counts as started when it arrives and as executed when its effect is committed, before the answer is sent. Call ids are
+not remembered: asked again, a call executes again, so that repeats show. Only `create_ticket` honours the `Idempotency-Key`.
 """
 
 from __future__ import annotations
@@ -68,6 +69,7 @@ class ToolService:
         """The routes."""
         app = web.Application()
         app.router.add_post("/tools/{name}", self._call)
+        app.router.add_post("/reconcile", self._reconcile)
         app.router.add_get("/counters", self._counters)
         app.router.add_post("/control", self._control)
         return app
@@ -94,6 +96,13 @@ class ToolService:
             return _json(self._shop.execute(call.call_id, tool, call.arguments))
         except ToolRefused as refused:
             return _json({"error": refused.reason}, refused.status)
+
+    async def _reconcile(self, request: web.Request) -> web.Response:
+        try:
+            call = msgspec.json.decode(await request.read(), type=ToolRequest)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
+            return _json({"error": f"not a call: {exc}"}, 400)
+        return _json(self._shop.reconcile(call.call_id))
 
     async def _hang(self) -> None:
         self._hanging += 1

@@ -1,8 +1,9 @@
-"""The demo's shop on a SQLite file: what its five tools do, and how often each call was executed.
+"""The demo's shop on a SQLite file: what its tools do, and how often each call was executed.
 
 A call's effect and its count are one transaction, so the counters tell exactly which effects happened. They survive the death
 of the process (WAL; not that of the machine, since commits are not synced one by one). A call that comes twice is executed
-twice, on purpose: tests read the counters to see that it never comes twice.
+twice, on purpose: tests read the counters to see that it never comes twice. Only `create_ticket` remembers its calls: asked
+again, it gives the first answer again. `refund_order` can be asked what became of a call.
 """
 
 from __future__ import annotations
@@ -24,7 +25,12 @@ CREATE TABLE IF NOT EXISTS tickets (number INTEGER PRIMARY KEY, title TEXT, prio
 CREATE TABLE IF NOT EXISTS articles (title TEXT PRIMARY KEY, text TEXT);
 CREATE TABLE IF NOT EXISTS calls (call_id TEXT, tool TEXT, started INTEGER, executed INTEGER, PRIMARY KEY (call_id, tool))
     WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS answers (call_id TEXT PRIMARY KEY, answer BLOB) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS blocked (call_id TEXT PRIMARY KEY) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS refunds (number INTEGER PRIMARY KEY, order_id TEXT);
 """
+_REMEMBERED = ("create_ticket", "refund_order")
+"""Tools whose answers are kept: to be given again, or to say what became of a call."""
 
 
 class ToolRefused(Exception):
@@ -59,8 +65,12 @@ class _CancelTicket(msgspec.Struct, forbid_unknown_fields=True):
     ticket_id: str
 
 
+class _RefundOrder(msgspec.Struct, forbid_unknown_fields=True):
+    order_id: str
+
+
 class Shop:
-    """The five tools and the counters over one SQLite file. One thread uses it; every call takes well under a millisecond."""
+    """The tools and the counters over one SQLite file. One thread uses it; every call takes well under a millisecond."""
 
     def __init__(self, path: Path) -> None:
         """Open the file, or make and fill it."""
@@ -76,6 +86,7 @@ class Shop:
             "kb_search": self._kb_search,
             "create_ticket": self._create_ticket,
             "cancel_ticket": self._cancel_ticket,
+            "refund_order": self._refund_order,
         }
 
     @property
@@ -97,8 +108,16 @@ class Shop:
         answer: JsonObject = {}
         self._db.execute("BEGIN IMMEDIATE")
         with self._db:
+            if self._db.execute("SELECT 1 FROM blocked WHERE call_id = ?", (call_id,)).fetchone():
+                raise ToolRefused(409, "somebody was told that this call did not happen; it never will")
+            if tool == "create_ticket" and (known := self._answer(call_id)) is not None:
+                return known
             try:
                 answer = self._tools[tool](arguments)
+                if tool in _REMEMBERED:
+                    self._db.execute(
+                        "INSERT OR REPLACE INTO answers VALUES (?, ?)", (call_id, msgspec.json.encode(answer))
+                    )
             except msgspec.ValidationError as exc:
                 refusal = ToolRefused(400, str(exc))
             except ToolRefused as exc:
@@ -107,6 +126,18 @@ class Shop:
         if refusal is not None:
             raise refusal
         return answer
+
+    def reconcile(self, call_id: str) -> JsonObject:
+        """What became of a call, as `tools.reconcile` describes it; one that has not happened by now never will."""
+        self._db.execute("BEGIN IMMEDIATE")
+        with self._db:
+            answer = self._answer(call_id)
+            if answer is not None:
+                return {"status": "done", "result": answer}
+            if self._db.execute("SELECT 1 FROM calls WHERE call_id = ? AND executed > 0", (call_id,)).fetchone():
+                return {"status": "failed", "error": "the shop refused the call"}
+            self._db.execute("INSERT OR IGNORE INTO blocked VALUES (?)", (call_id,))
+        return {"status": "not_run"}
 
     def counters(self) -> JsonObject:
         """`executions` by call id, executions `by_tool`, the sums of both (`total`) and of all arrivals (`started`)."""
@@ -123,6 +154,10 @@ class Shop:
             "total": sum(by_tool.values()),
             "started": sum(row["started"] for row in rows),
         }
+
+    def _answer(self, call_id: str) -> JsonObject | None:
+        row = self._db.execute("SELECT answer FROM answers WHERE call_id = ?", (call_id,)).fetchone()
+        return None if row is None else msgspec.json.decode(row["answer"], type=dict)
 
     def _count(self, call_id: str, tool: str, *, started: int, executed: int) -> None:
         self._db.execute(
@@ -177,6 +212,14 @@ class Shop:
         if self._db.execute("UPDATE tickets SET status = 'cancelled' WHERE number = ?", (number,)).rowcount == 0:
             raise ToolRefused(404, f"there is no ticket {asked.ticket_id!r}")
         return {"ticket_id": f"T-{number}", "status": "cancelled"}
+
+    def _refund_order(self, arguments: JsonObject) -> JsonObject:
+        asked = msgspec.convert(arguments, _RefundOrder)
+        row = self._db.execute("SELECT id FROM orders WHERE id = ? COLLATE NOCASE", (asked.order_id,)).fetchone()
+        if row is None:
+            raise ToolRefused(404, f"there is no order {asked.order_id!r}")
+        number = self._db.execute("INSERT INTO refunds (order_id) VALUES (?)", (row["id"],)).lastrowid
+        return {"refund_id": f"R-{number}", "order_id": row["id"]}
 
 
 def _ticket_number(ticket_id: str) -> int:
