@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from pyspark.errors import PySparkException
@@ -16,6 +18,8 @@ from hermes_spark.streaming.committed import SESSIONS, Committed
 
 pytest.importorskip("pyspark.sql.datasource", reason="Python data sources need Spark 4")
 pytestmark = pytest.mark.spark
+
+README = Path(__file__).parents[2] / "README.md"
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +66,20 @@ def test_an_earlier_batch(spark, made):
     rows = {row.session_id: row for row in frame.where("turn IS NOT NULL OR turns > 0").collect()}
     assert {name: row.turns for name, row in rows.items()} == {"张三": 2, "s-open": 0, "s-reset": 1}
     assert rows["s-open"].turn.calls[0].status == "sent"
+
+
+def test_the_lines_of_the_readme(spark, tmp_path):
+    made = Checkpoint(tmp_path, shards=1)
+    made.turn("s1", "look", {"n": 1})
+    for _ in range(42):
+        made.commit()
+    section = README.read_text(encoding="utf-8").partition("## Look at the state")[2].partition("\n## ")[0]
+    block = re.search(r"```python\n(.*?)```", section, re.DOTALL)
+    assert block is not None
+    *statements, expression = block[1].replace("/data/agent/checkpoint", str(made.path)).strip().splitlines()
+    names = {"spark": spark}
+    exec("\n".join(statements), names)
+    assert [row.session_id for row in eval(expression, names).collect()] == ["s1"]
 
 
 def test_all_partitions_read_the_commit_that_the_reader_found(made):

@@ -200,12 +200,18 @@ def readme_commands() -> list[str]:
     return [line.partition("#")[0].strip() for line in block[1].splitlines()]
 
 
-@pytest.mark.parametrize("line", readme_commands())
-def test_the_commands_of_the_readme_run(line, tmp_path, capfdbinary, monkeypatch):
-    checkpoint = Checkpoint(tmp_path)
-    for batch in range(42):
-        checkpoint.turn("s1", f"look {batch}", {"n": batch})
+@pytest.fixture(scope="module")
+def readmes_checkpoint(tmp_path_factory) -> Checkpoint:
+    checkpoint = Checkpoint(tmp_path_factory.mktemp("readme"), shards=1)
+    checkpoint.turn("s1", "look", {"n": 1})
+    for _ in range(42):
         checkpoint.commit()
+    return checkpoint
+
+
+@pytest.mark.parametrize("line", readme_commands())
+def test_the_commands_of_the_readme_run(line, readmes_checkpoint, tmp_path, capfdbinary, monkeypatch):
+    checkpoint = readmes_checkpoint
     monkeypatch.chdir(tmp_path)
     program, *arguments = shlex.split(line)
     assert program == "hermes-spark"
