@@ -109,8 +109,7 @@ def run_job(spark: SparkSession, settings: Settings) -> Ended:
     last = commits.last()
     log.info("query %s, epoch %d: %d hosts, %d slots for batches", meta.query_id, epoch, slots.hosts, slots.tasks)
     fleet = _fleet(context, settings, meta.query_id, epoch, state_path)
-    retained = {shard: Retention(state_path, shard, state) for shard in range(settings.state.shards)}
-    pruner = Pruner(retained, settings.snapshot.prune_interval_s)
+    pruner = _pruner(settings, state_path, state)
     try:
         view = CommittedView({}, {}) if last is None else CommittedView(last.positions, last.ends)
         fleet.start(slots.hosts, settings.state.shards, view)
@@ -151,6 +150,11 @@ def _preflight(context: SparkContext, settings: Settings) -> Slots:
         check_workers(context)
         model.result()
     return slots
+
+
+def _pruner(settings: Settings, state_path: Path, state: Storage) -> Pruner:
+    shards = {shard: Retention(state_path, shard, state) for shard in range(settings.state.shards)}
+    return Pruner(shards, settings.snapshot.prune_interval_s)
 
 
 def _fleet(context: SparkContext, settings: Settings, query_id: str, epoch: int, state_path: Path) -> Fleet:
