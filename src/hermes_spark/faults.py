@@ -56,7 +56,7 @@ class _Fault(NamedTuple):
 
     name: str
     action: Action
-    count: int
+    first: int
     times: int
     marks: Path | None
 
@@ -73,7 +73,7 @@ class _Armed:
     def reach(self) -> None:
         with self._lock:
             self._passed += 1
-            due = self._passed >= self._fault.count and self._acted < self._fault.times and self._claim()
+            due = self._passed >= self._fault.first and self._acted < self._fault.times and self._claim()
         if due:
             self._act()
 
