@@ -31,12 +31,6 @@ POINTS = frozenset(
         "journal.before_write",
         "journal.after_write",
         "journal.after_sync",
-        "rotation.after_create",
-        "rotation.after_mark",
-        "snapshot.before_manifest",
-        "snapshot.after_manifest",
-        "retention.after_mark",
-        "retention.after_remove",
         "host.before_intent",
         "host.after_intent",
         "host.after_call",
@@ -62,7 +56,7 @@ class _Fault(NamedTuple):
 
     name: str
     action: Action
-    from_time: int
+    first: int
     times: int
     marks: Path | None
 
@@ -79,7 +73,7 @@ class _Armed:
     def reach(self) -> None:
         with self._lock:
             self._passed += 1
-            due = self._passed >= self._fault.from_time and self._acted < self._fault.times and self._claim()
+            due = self._passed >= self._fault.first and self._acted < self._fault.times and self._claim()
         if due:
             self._act()
 
