@@ -1,9 +1,10 @@
-"""What must be true of a world that has ended: compared with a plain model that knows the events and nothing of the machine."""
+"""What must be true of a world that has ended: compared with a plain model that knows the events only."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -120,7 +121,7 @@ class _Check:
 
     def _commits(self) -> Iterator[str]:
         commits = self._stored()
-        for before, after in zip(commits, commits[1:], strict=False):
+        for before, after in pairwise(commits):
             if after.batch != before.batch + 1:
                 yield f"commit {after.batch} follows {before.batch}"
             if after.published != before.rest():

@@ -1,7 +1,7 @@
 """The disk under the journals: real files whose calls take time, may be cut short, and may not survive a power cut.
 
-`SimOs` stands in for the module `os` wherever the package uses it. A SIGKILL keeps what was written; a power cut keeps of every
-file what was synced, and a part of the rest.
+`SimOs` stands in for the module `os` wherever the package uses it. A SIGKILL keeps what was written; a power cut keeps of
+every file what was synced, and a part of the rest.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class Disk:
         if thread is None or self._rng.random() >= often:
             return
         luck = self._rng.random()
-        shortest, longest = (0.5, 4.0) if luck < 0.03 else (0.02, 0.4) if luck < 0.25 else (0.0002, 0.02)
+        shortest, longest = (0.5, 4.0) if luck < 0.03 else (0.02, 0.4) if luck < 0.3 else (0.0002, 0.02)
         thread.sleep(self._rng.uniform(shortest, longest))
 
     def write(self, fd: int, data: Any) -> int:
-        self.pause(0.4)
+        self.pause(0.6)
         part = len(data)
         if self.full:
             self.full -= 1
@@ -45,6 +45,7 @@ class Disk:
         if part > 1 and self._rng.random() < 0.15:
             part = self._rng.randrange(1, part)
         written = os.write(fd, data[:part])
+        self._loop.log("wrote:", written, "of", len(data), "by", self._loop.current().name)
         if part < len(data):
             self.pause(0.8)
         return written

@@ -4,9 +4,9 @@ Every handle belongs to the process of the context it was scheduled in. A step p
 its oldest handle, so order holds within a process, as asyncio promises, and nothing holds between them. A paused process keeps
 its handles (SIGSTOP), a killed one loses them (SIGKILL).
 
-Code that blocks (the driver's, a host's disk thread) runs on a real thread, but only while the loop hands it the baton: it runs
-until it sleeps, waits or touches the disk, and then gives the baton back. So one thread runs at a time, and the seed decides
-which.
+Code that blocks (the driver's, a host's disk thread) runs on a real thread, but only while the loop hands it the baton: it
+runs until it sleeps, waits or touches the disk, and then gives the baton back. So one thread runs at a time, and the seed
+decides which.
 """
 
 from __future__ import annotations
@@ -183,6 +183,8 @@ class SimLoop(asyncio.BaseEventLoop):
         self.idle_workers: list[_Worker] = []
         self._workers: list[_Worker] = []
         self.steps = 0
+        self.log: Callable[..., None] = lambda *words: None
+        """Takes notes of what happens."""
         self.failures: list[BaseException] = []
         self.root = self.process("world")
         self.set_exception_handler(self._failed)

@@ -60,6 +60,7 @@ class Network:
             self._settle(answer, ("HostAbsent", f"nobody listens at {place}"))
             return
         process.on_death.append(lambda: self._settle(answer, ("HostAbsent", f"{place} hung up")))
+        self._loop.log("message:", sender.name, "to", process.name)
         process.thread(self._serve, process, handler, sender, serve, answer)
 
     def _serve(self, process: Process, handler: Any, sender: Process, serve: Serve, answer: Any) -> None:

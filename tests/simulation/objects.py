@@ -22,6 +22,7 @@ class Objects:
         self._pause()
         absent = key not in self.data
         self.data.setdefault(key, data)
+        self._loop.log("put:", key, "" if absent else "(was there)", "by", self._loop.current().name)
         self._pause()
         return absent
 
@@ -75,6 +76,8 @@ class SimSink:
                 self.refused += 1
                 raise SinkDown("the sink is down")
             rows = table.to_pylist()
+            if rows:
+                self._loop.log("published:", name, len(rows), "in batch", batch_id, "by", self._loop.current().name)
             before = self.tables.setdefault((batch_id, name), rows)
             if before is not rows:
                 self.replays += 1

@@ -25,6 +25,7 @@ class Tools:
 
     def execute(self, request: ToolRequest, answer: asyncio.Future[str], back_s: float) -> None:
         self.executed.setdefault(request.call_id, []).append(self.loop.time())
+        self.loop.log("executed:", request.call_id, request.arguments["q"])
         content = f"result of {request.arguments['q']}"
         self.loop.call_later(back_s, _settle, answer, content, context=self.loop.root.context())
 

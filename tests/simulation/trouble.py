@@ -24,6 +24,7 @@ KINDS = (
     "kill_host",
     "stop_host",
     "second_copy",
+    "second_copy",
     "kill_driver",
     "stop_driver",
     "power_cut",
@@ -64,6 +65,7 @@ class Troubles:
         self._world, self._rng = world, rng
         self.faults = [Fault(rng, kind) for kind in kinds]
         for fault in self.faults:
+            self._later(fault.at_s - 0.5, world.burst)
             self._later(fault.at_s, self._begin, fault)
 
     @property

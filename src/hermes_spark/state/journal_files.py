@@ -161,8 +161,8 @@ class TermFile:
     def _refuse_group_after(self, offset: int) -> None:
         """Raise `JournalCorrupt` if the first whole frame after a bad one is a group: a crash leaves no such thing.
 
-        Unless the bad one is a seal that was cut short: the owner it was meant for may have appended behind it once more, found
-        the file longer than it should be, and told nobody.
+        Unless the bad one is a seal that was cut short: the owner it was meant for may have appended behind it once more,
+        found the file longer than it should be, and told nobody.
         """
         at = offset + 1
         while at < self._size:
