@@ -47,7 +47,9 @@ def _say(reports, plant: str | None) -> int:  # type: ignore[no-untyped-def]
         if report.problems:
             again = f"scripts/simulate --seed {report.seed} --trace" + (f" --plant {plant}" if plant else "")
             print(
-                json.dumps({"seed": report.seed, "faults": report.faults, "problems": report.problems, "again": again})
+                json.dumps(
+                    {"seed": report.seed, "faults": report.faults, "problems": report.problems[:20], "again": again}
+                )
             )
         sys.stdout.flush()
     print(f"{good} passed, {bad} failed ({events} events, {faults} faults, {time.monotonic() - since:.0f} s)")

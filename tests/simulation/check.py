@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from hermes_spark.errors import HermesError
-from hermes_spark.state.journal import read
+from hermes_spark.state.journal import JournalReader, read
 from hermes_spark.state.records import Intent, Position, Record, Rejected, Returned, Taken
 from hermes_spark.streaming.commit import Commit
 from hermes_spark.streaming.tables import build_tables
@@ -137,6 +137,7 @@ class _Check:
     def _replay(self) -> Iterator[str]:
         """Every publish once more, from the stored commits and the journal."""
         world = self._world
+        readers = [JournalReader(world.root, shard) for shard in range(world.settings.state.shards)]
         query = next((row["query_id"] for rows in world.sink.tables.values() for row in rows), "")
         for commit in self._stored():
             if not commit.publish or (commit.batch, "outcomes") not in world.sink.tables:
@@ -144,7 +145,7 @@ class _Check:
             records = [
                 (shard, lsn, record)
                 for shard, end in sorted(commit.positions.items())
-                for lsn, record in read(world.root, shard, commit.published.get(shard, Position()), end)
+                for lsn, record in readers[shard].read(commit.published.get(shard, Position()), end)
             ]
             for name, table in build_tables(query, commit.batch, records).items():
                 if table.to_pylist() != world.sink.tables[commit.batch, name]:

@@ -32,7 +32,7 @@ class Disk:
             return
         luck = self._rng.random()
         shortest, longest = (0.5, 4.0) if luck < 0.03 else (0.02, 0.4) if luck < 0.3 else (0.0002, 0.02)
-        thread.sleep(self._rng.uniform(shortest, longest))
+        thread.sleep(self._rng.uniform(shortest, longest) * thread.process.slowness)
 
     def write(self, fd: int, data: Any) -> int:
         self.pause(0.6)

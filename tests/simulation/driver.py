@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from simulation.world import World
 
 HOSTS = 2
+QUIET_BATCHES = 8
+"""So many batches without an event or an open turn, and whatever is still missing is lost."""
 
 
 class Driver:
@@ -28,6 +30,7 @@ class Driver:
     def __init__(self, world: World, process: Process, launcher: SimLauncher) -> None:
         self._world, self.process, self.launcher = world, process, launcher
         self._orchestrator: Orchestrator | None = None
+        self._quiet = (-1.0, 0)
 
     def main(self) -> None:
         """Run the query until it fails; then die, as `spark-submit` does."""
@@ -38,13 +41,16 @@ class Driver:
             world.log(self.process.name, "ends:", type(exc).__name__, exc)
         world.kill(self.process)
 
-    def quiet_for(self, end: str) -> float:
-        """Seconds since all that the source has (up to its offset line `end`) was handed over and no turn was open."""
-        if self._orchestrator is None or self._orchestrator.quiet_since is None:
-            return 0.0
+    def is_done(self, end: str) -> bool:
+        """Whether all that the source has (up to its offset line `end`) was handed over, no turn is open, and that for several
+        batches: an outcome may be appended while the batch that first sees no open turn asks for positions."""
+        since = None if self._orchestrator is None else self._orchestrator.quiet_since
         batches = [int(key.split("/")[1]) for key in self._world.checkpoint.data if key.startswith("commits/")]
-        last = self._world.checkpoint.data[f"offsets/{max(batches)}"] if batches else b""
-        return self._world.loop.time() - self._orchestrator.quiet_since if end.encode() in last else 0.0
+        if since is None or not batches or end.encode() not in self._world.checkpoint.data[f"offsets/{max(batches)}"]:
+            return False
+        if self._quiet[0] != since:
+            self._quiet = (since, max(batches))
+        return max(batches) >= self._quiet[1] + QUIET_BATCHES
 
     def _run(self) -> None:
         world, settings = self._world, self._world.settings

@@ -41,6 +41,8 @@ class Process:
         self.loop, self.name = loop, name
         self.alive, self.paused, self.orphan = True, False, False
         self.skew_ms = 0
+        self.slowness = 1.0
+        """How much longer than usual the disk takes for it."""
         self.ready: deque[asyncio.Handle] = deque()
         self.tasks: list[asyncio.Task[Any]] = []
         self.threads: list[SimThread] = []

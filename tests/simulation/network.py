@@ -24,8 +24,8 @@ class Network:
         self._loop, self._rng = loop, rng
         self._servers: dict[str, tuple[Process, Any]] = {}
         self._ports = 0
-        self.trouble = 0.0
-        """Probability that a message is lost, late or doubled."""
+        self.bad = 0
+        """Above 0, a quarter of the messages is lost, late or doubled."""
         self.cut: set[frozenset[str]] = set()
         """Pairs of processes that do not reach each other."""
         self.troubled = 0
@@ -84,7 +84,7 @@ class Network:
             self.troubled += 1
             return []
         usual = rng.uniform(0.0002, 0.004)
-        if rng.random() >= self.trouble:
+        if not self.bad or rng.random() < 0.75:
             return [usual]
         self.troubled += 1
         return rng.choice(([], [rng.uniform(0.1, 12.0)], [usual, rng.uniform(0.01, 12.0)]))

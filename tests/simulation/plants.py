@@ -14,7 +14,7 @@ from types import FunctionType
 from typing import Any
 from unittest import mock
 
-from hermes_spark.host import shard, takes
+from hermes_spark.host import takes
 from hermes_spark.host.effects import EffectRunner
 from hermes_spark.state import journal, takeover
 from hermes_spark.streaming import handoff
@@ -42,13 +42,11 @@ def _plant(owner: Any, name: str, old: str, new: str) -> Plant:
 @contextlib.contextmanager
 def _watermark() -> Iterator[None]:
     """The hand-off remembers per partition how far it has routed, and never offers what lies before."""
-    routed: dict[tuple[int, str], int] = {}
+    routed: dict[str, int] = {}
 
     def offer(self: Any, rows: Any) -> Any:
-        life = id(self._plan.spans) * 0
-        new = [r for r in rows if r.coordinates.offset >= routed.get((life, r.coordinates.partition), 0)]
-        for row in new:
-            routed[life, row.coordinates.partition] = row.coordinates.offset + 1
+        new = [row for row in rows if row.coordinates.offset >= routed.get(row.coordinates.partition, 0)]
+        routed.update({row.coordinates.partition: row.coordinates.offset + 1 for row in new})
         return real(self, new)
 
     real = handoff.Offering.offer
@@ -56,23 +54,37 @@ def _watermark() -> Iterator[None]:
         yield
 
 
-SEAL_AFTER_READING = _plant(
-    takeover,
-    "_seal_and_find_end",
-    "return _end_of(_sealed_file(directory, shard, by), shard, known_end)",
-    "end = _end_of(file_of(directory), shard, known_end); _sealed_file(directory, shard, by); return end",
-)
+@contextlib.contextmanager
+def _fold_from_commit() -> Iterator[None]:
+    """A new owner reads only what lies behind the last commit, as if everything before had been pruned."""
+    real = journal.ShardJournal.open
+
+    def opened(root: Any, number: int, term: Any, *, now_ms: int, known_end: int = 0) -> journal.Opened:
+        opened_journal, past = real(root, number, term, now_ms=now_ms, known_end=known_end)
+        return journal.Opened(opened_journal, ((lsn, record) for lsn, record in past if lsn > known_end))
+
+    with mock.patch.object(journal.ShardJournal, "open", opened):
+        yield
+
 
 PLANTS: dict[str, Plant] = {
-    "seal_after_reading": SEAL_AFTER_READING,
+    "seal_after_reading": _plant(
+        takeover,
+        "_seal_and_find_end",
+        "return _end_of(_sealed_file(directory, shard, by), shard, known_end)",
+        "end = _end_of(file_of(directory), shard, known_end); _sealed_file(directory, shard, by); return end",
+    ),
     "acknowledge_before_flush": _plant(
         takes.Offers, "take", "for shard in touched.values():\n        await shard.durable()", "pass"
     ),
     "trust_reader_watermark": _watermark,
+    "fold_from_commit": _fold_from_commit,
     "append_behind_seal": _plant(
         journal.TermWriter, "sync", "if os.fstat(self._fd).st_size != self._size:", "if False:"
     ),
     "send_before_intent_is_durable": _plant(EffectRunner, "_send", "await self._shard.durable()", "pass"),
     "send_again": _plant(EffectRunner, "_call", "if effect.call.status == SENT:", "if False:"),
 }
-_ = shard
+
+FOCUS: dict[str, list[str]] = {"seal_after_reading": ["second_copy", "second_copy"]}
+"""Faults under which a bug shows soonest; without an entry the seed chooses them."""

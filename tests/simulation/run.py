@@ -11,7 +11,7 @@ import msgspec
 
 from simulation.check import problems
 from simulation.loop import Stuck
-from simulation.plants import PLANTS
+from simulation.plants import FOCUS, PLANTS
 from simulation.world import World
 
 
@@ -27,7 +27,7 @@ class Report(msgspec.Struct, frozen=True):
 
 def run_seed(seed: int, *, plant: str | None = None, kinds: list[str] | None = None, trace: bool = False) -> Report:
     """Run a seed, with a planted bug or with chosen kinds of faults if asked for. The same arguments, the same report."""
-    world = World(seed, kinds=kinds, trace=trace)
+    world = World(seed, kinds=kinds or FOCUS.get(plant or ""), trace=trace)
     found: list[str] = []
     try:
         with PLANTS[plant]() if plant else contextlib.nullcontext():
@@ -41,6 +41,7 @@ def run_seed(seed: int, *, plant: str | None = None, kinds: list[str] | None = N
         found += problems(world)
     finally:
         world.remove()
+    found = [problem.replace(str(world.root), "state") for problem in found]
     for problem in found:
         world.log("wrong:", problem)
     faults = [str(fault) for fault in world.troubles.faults]

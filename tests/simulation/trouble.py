@@ -51,10 +51,11 @@ class Fault:
         if kind.startswith("point"):
             self.point = rng.choice(HOST_POINTS + DRIVER_POINTS)
             self.passes = rng.randint(1, 3 if self.point in DRIVER_POINTS else 12)
+        self.left = self.passes
         self.fired = self.healed = False
 
     def __str__(self) -> str:
-        place = f" at {self.point} after {self.passes}" if self.point else f" at {self.at_s:.2f} s"
+        place = f" at {self.point}, pass {self.passes}" if self.point else f" at {self.at_s:.2f} s"
         return f"{self.kind}{place} for {self.lasts_s:.2f} s"
 
 
@@ -83,8 +84,8 @@ class Troubles:
             raise Killed
         armed = [f for f in self.faults if f.point == name and not f.fired and world.loop.time() >= f.at_s]
         for fault in armed[:1]:
-            fault.passes -= 1
-            if fault.passes <= 0:
+            fault.left -= 1
+            if fault.left <= 0:
                 self._fired(fault, process.name)
                 self._strike(fault, process)
 
@@ -131,6 +132,8 @@ class Troubles:
 
     def _second_copy(self, fault: Fault, host: Process) -> None:
         self._fired(fault, host.name)
+        if self._rng.random() < 0.7:
+            self._world.spark.slow_hosts = 1  # the old owner goes on while the new one opens its shards
         self._world.report_lost(host)
         self._later(fault.lasts_s, self._orphaned, host)
         self._heal_later(fault, fault.lasts_s)
@@ -155,8 +158,10 @@ class Troubles:
 
     def _bad_wire(self, fault: Fault, _: Process) -> None:
         network = self._world.network
-        network.trouble = 0.25
-        self._until_seen(fault, lambda: network.troubled, fault.lasts_s, lambda: setattr(network, "trouble", 0.0))
+        network.bad += 1
+        self._until_seen(
+            fault, lambda: network.troubled, fault.lasts_s, lambda: setattr(network, "bad", network.bad - 1)
+        )
 
     def _disk_full(self, fault: Fault, _: Process) -> None:
         disk = self._world.disk

@@ -46,8 +46,8 @@ from simulation.workload import Workload
 
 LIMIT_S = 900.0
 """Virtual seconds within which a seed must end."""
-QUIET_S = 4.0
-"""So long without an open turn after the last fault, and whatever is still missing is lost."""
+BACKLOG = 20
+"""Events that wait for their outcome; no more are added above it, or a slow machine would never be done."""
 MEMORY = Path("/dev/shm")
 
 
@@ -196,7 +196,8 @@ class World:
     def _feed(self) -> None:
         """Events come until all faults have happened."""
         self._events_left -= 1
-        self.workload.add(self.loop.time())
+        if len(self.workload.sent) - self._published() < BACKLOG:
+            self.workload.add(self.loop.time())
         if self._events_left > 0 or not self.troubles.over:
             gap = self.rng.uniform(0.05, 1.0) if self._events_left > 0 else self.rng.uniform(1.0, 4.0)
             self._at(gap, self._feed)
@@ -208,10 +209,13 @@ class World:
     def _is_over(self) -> bool:
         if not self._fed or self.loop.steps % 50:
             return False
-        if sum(len(rows) for rows in self.sink.tables.values()) >= len(self.workload.sent):
+        if self._published() >= len(self.workload.sent):
             return True
         awake = [driver for driver in self.drivers if driver.process.alive and not driver.process.paused]
-        return any(driver.quiet_for(self.workload.end()) > QUIET_S for driver in awake)
+        return any(driver.is_done(self.workload.end()) for driver in awake)
+
+    def _published(self) -> int:
+        return sum(len(rows) for rows in self.sink.tables.values())
 
     def _at(self, delay_s: float, callback: Callable[..., Any], *args: Any) -> None:
         self.loop.call_later(delay_s, callback, *args, context=self.loop.root.context())
