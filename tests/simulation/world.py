@@ -92,7 +92,8 @@ class World:
                 self.loop.end()
 
     def remove(self) -> None:
-        """Delete the journals."""
+        """Delete the journals, and let the loop go if it never ran."""
+        self.loop.close()
         shutil.rmtree(self.root)
 
     def log(self, *words: object) -> None:
