@@ -35,6 +35,7 @@ _HEADER = struct.Struct("<8sHIQQQQQ16s8s")
 _FRAME = struct.Struct("<8sIIQQ")
 _CRC = struct.Struct("<I")
 _LENGTH = struct.Struct("<I")
+_KIND = struct.Struct("<I")
 _NO_CHAIN = bytes(16)
 
 HEADER_BYTES = _HEADER.size + _CRC.size
@@ -129,6 +130,15 @@ def decode_frame_head(data: bytes, marker: bytes) -> FrameHead | None:
     return FrameHead(
         kind, records, first_lsn, payload_bytes, _CRC.unpack_from(data, _FRAME.size)[0], zlib.crc32(data[: _FRAME.size])
     )
+
+
+def is_cut_seal(data: bytes, marker: bytes) -> bool:
+    """Whether `data`, which lies before a frame, is the beginning of a seal: shorter than it should be, not altered."""
+    begin = marker + _KIND.pack(SEAL)
+    if data[: len(begin)] != begin[: len(data)]:
+        return False
+    head = decode_frame_head(data, marker)
+    return head is None or len(data) < FRAME_HEAD_BYTES + head.payload_bytes
 
 
 def split_payload(payload: bytes) -> Iterator[memoryview]:

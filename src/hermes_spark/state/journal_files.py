@@ -181,7 +181,11 @@ class TermFile:
         return (head, payload) if head.admits(payload) else None
 
     def _refuse_group_after(self, offset: int) -> None:
-        """Raise `JournalCorrupt` if the first whole frame after a bad one is no seal: a crash leaves no such thing."""
+        """Raise `JournalCorrupt` if the first whole frame after a bad one is no seal: a crash leaves no such thing.
+
+        Unless the bad one is a seal that was cut short: the owner it was meant for may have appended behind it once more,
+        found the file longer than it should be, and told nobody.
+        """
         at = offset + 1
         while at < self._size:
             window = self._read(at, _SEARCH_BYTES)
@@ -192,7 +196,9 @@ class TermFile:
             at += found
             whole = self._frame_at(at)
             if whole is not None:
-                if whole[0].kind != frames.SEAL:
+                if whole[0].kind != frames.SEAL and not frames.is_cut_seal(
+                    self._read(offset, at - offset), self.header.marker
+                ):
                     raise self.corrupt(offset, f"no whole group there, but one at byte {at}")
                 return
             at += 1

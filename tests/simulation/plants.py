@@ -1,0 +1,90 @@
+"""Bugs to plant, to see that the simulation finds them: each changes one function of the real code, in a copy.
+
+A plant takes the function's source, replaces a text that must be in it exactly once, and puts the result in the function's
+place while a seed runs. When the code changes so that the text is no longer there, planting fails instead of doing nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import textwrap
+from collections.abc import Callable, Iterator
+from types import FunctionType
+from typing import Any
+from unittest import mock
+
+from hermes_spark.host import takes
+from hermes_spark.host.effects import EffectRunner
+from hermes_spark.state import journal, takeover
+from hermes_spark.streaming import handoff
+
+Plant = Callable[[], "contextlib.AbstractContextManager[None]"]
+
+
+@contextlib.contextmanager
+def _changed(owner: Any, name: str, old: str, new: str) -> Iterator[None]:
+    function: FunctionType = getattr(owner, name)
+    source = textwrap.dedent(inspect.getsource(function))
+    assert source.count(old) == 1, (
+        f"the text to change is {source.count(old)} times in {function.__qualname__}: {old!r}"
+    )
+    scope: dict[str, Any] = {}
+    exec(compile(source.replace(old, new), f"<planted in {name}>", "exec"), function.__globals__, scope)
+    with mock.patch.object(owner, name, scope[name]):
+        yield
+
+
+def _plant(owner: Any, name: str, old: str, new: str) -> Plant:
+    return lambda: _changed(owner, name, old, new)
+
+
+@contextlib.contextmanager
+def _watermark() -> Iterator[None]:
+    """The hand-off remembers per partition how far it has routed, and never offers what lies before."""
+    routed: dict[str, int] = {}
+
+    def offer(self: Any, rows: Any) -> Any:
+        new = [row for row in rows if row.coordinates.offset >= routed.get(row.coordinates.partition, 0)]
+        routed.update({row.coordinates.partition: row.coordinates.offset + 1 for row in new})
+        return real(self, new)
+
+    real = handoff.Offering.offer
+    with mock.patch.object(handoff.Offering, "offer", offer):
+        yield
+
+
+@contextlib.contextmanager
+def _fold_from_commit() -> Iterator[None]:
+    """A new owner reads only what lies behind the last commit, as if everything before had been pruned."""
+    real = journal.ShardJournal.open
+
+    def opened(root: Any, number: int, term: Any, *, now_ms: int, known_end: int = 0) -> journal.Opened:
+        opened_journal, past = real(root, number, term, now_ms=now_ms, known_end=known_end)
+        return journal.Opened(opened_journal, ((lsn, record) for lsn, record in past if lsn > known_end))
+
+    with mock.patch.object(journal.ShardJournal, "open", opened):
+        yield
+
+
+PLANTS: dict[str, Plant] = {
+    "seal_after_reading": _plant(
+        takeover,
+        "_seal_and_find_end",
+        "return _end_of(_sealed_file(directory, shard, by), shard, known_end)",
+        "end = _end_of(file_of(directory), shard, known_end); _sealed_file(directory, shard, by); return end",
+    ),
+    "acknowledge_before_flush": _plant(
+        takes.Offers, "take", "for shard in touched.values():\n        await shard.durable()", "pass"
+    ),
+    "trust_reader_watermark": _watermark,
+    "fold_from_commit": _fold_from_commit,
+    "append_behind_seal": _plant(
+        journal.TermWriter, "sync", "if os.fstat(self._fd).st_size != self._size:", "if False:"
+    ),
+    "send_before_intent_is_durable": _plant(EffectRunner, "_send", "await self._shard.durable()", "pass"),
+    "send_again": _plant(EffectRunner, "_call", "if effect.call.status == SENT:", "if False:"),
+}
+
+FOCUS: dict[str, list[str]] = {"seal_after_reading": ["second_copy", "second_copy"]}
+"""Faults under which a bug shows soonest; without an entry the seed chooses them."""
