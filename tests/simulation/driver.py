@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from hermes_spark.errors import HermesError
 from hermes_spark.host.wire import HostPayload
 from hermes_spark.settings import to_json
 from hermes_spark.state.journal_reader import JournalReader
-from hermes_spark.streaming.commit import CommitLog
+from hermes_spark.streaming.commit import Commit, CommitLog
+from hermes_spark.streaming.epochs import DriverClaim
 from hermes_spark.streaming.fleet import Fleet
 from hermes_spark.streaming.orchestrator import BatchParts, Orchestrator
 from hermes_spark.streaming.ownership import CommittedView, DriverPlace
+from hermes_spark.streaming.pruning import Pruner
 from simulation.loop import Process
 from simulation.objects import SinkDown
 from simulation.spark import MicroBatches, SimLauncher, SparkFailed
@@ -22,6 +24,13 @@ if TYPE_CHECKING:
 HOSTS = 2
 QUIET_BATCHES = 8
 """So many batches without an event or an open turn, and whatever is still missing is lost."""
+
+
+class NoPruner:
+    """Nothing is pruned here: the simulation has no snapshots."""
+
+    def committed(self, commit: Commit) -> None:
+        """Do nothing."""
 
 
 class Driver:
@@ -56,8 +65,8 @@ class Driver:
         world, settings = self._world, self._world.settings
         commits = CommitLog(world.state)
         meta = commits.meta(settings.state.shards)
-        epoch = commits.claim_epoch()
         last = commits.last()
+        claim = DriverClaim.take(world.state, known=0 if last is None else last.epoch)
         payload = HostPayload(
             index=0,
             token="token",
@@ -67,7 +76,7 @@ class Driver:
             state_path=str(world.root),
             settings=to_json(settings).encode(),
         )
-        fleet = Fleet(self.launcher, payload, settings.host, DriverPlace(epoch, "driver"))
+        fleet = Fleet(self.launcher, payload, settings.host, DriverPlace(claim.epoch, "driver"))
         view = CommittedView({}, {}) if last is None else CommittedView(last.positions, last.ends)
         try:
             fleet.start(HOSTS, settings.state.shards, view)
@@ -75,7 +84,10 @@ class Driver:
                 BatchParts(
                     settings=settings,
                     query_id=meta.query_id,
-                    epoch=epoch,
+                    epoch=claim.epoch,
+                    look=claim.look,
+                    settle=lambda batch: None,
+                    pruner=cast(Pruner, NoPruner()),
                     fleet=fleet,
                     commits=commits,
                     checkpoint=world.checkpoint,
