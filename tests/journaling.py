@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from hermes_spark.state import records
-from hermes_spark.state.journal import ShardJournal
+from hermes_spark.state.journal import FILE_BYTES, ShardJournal
 from hermes_spark.state.records import Overdue, Position, TermId
 
 SHARD = 3
@@ -21,8 +21,8 @@ def fact(n: int) -> Overdue:
     return Overdue("session", f"turn-{n}", n)
 
 
-def open_term(root: Path, term: TermId, known_end: int = 0) -> ShardJournal:
-    return ShardJournal.open(root, SHARD, term, now_ms=7, known_end=known_end).journal
+def open_term(root: Path, term: TermId, known_end: int = 0, file_bytes: int = FILE_BYTES) -> ShardJournal:
+    return ShardJournal.open(root, SHARD, term, now_ms=7, known_end=known_end, file_bytes=file_bytes).journal
 
 
 def append_groups(journal: ShardJournal, sizes: list[int]) -> list[Position]:
@@ -55,6 +55,10 @@ def lsns_of_facts(pairs: list[tuple[int, records.Record]]) -> list[int]:
 def file_of_term(root: Path, term: TermId) -> Path:
     (path,) = (root / "journal" / "0003" / f"{term.epoch:08d}-{term.counter:08d}").glob("*.log")
     return path
+
+
+def files_of_term(root: Path, term: TermId) -> list[Path]:
+    return sorted((root / "journal" / "0003" / f"{term.epoch:08d}-{term.counter:08d}").glob("*.log"))
 
 
 @contextmanager

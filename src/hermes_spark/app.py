@@ -11,7 +11,6 @@ import gc
 import logging
 import os
 import secrets
-import shutil
 import signal
 import sys
 import tempfile
@@ -29,16 +28,15 @@ from pyspark.sql import SparkSession
 from hermes_spark.errors import HermesError, SettingsError, StartError
 from hermes_spark.host.effects import Services
 from hermes_spark.host.host import AgentHost, OpenShard
-from hermes_spark.host.intake import Intake
-from hermes_spark.host.sessions import Sessions
-from hermes_spark.host.shard import Shard, ShardRules
+from hermes_spark.host.opening import ShardOpener
+from hermes_spark.host.shard import ShardRules
 from hermes_spark.host.wire import HostExit, HostPayload, unpack
 from hermes_spark.llm.tokenizer import ChatTokenizer
 from hermes_spark.llm.triton import TritonModel
 from hermes_spark.settings import ModelSettings, Settings, load, to_json, validate
 from hermes_spark.settings import from_json as settings_from_json
-from hermes_spark.state.journal import JournalReader, ShardJournal
-from hermes_spark.state.records import Position, TermId
+from hermes_spark.state.journal import JournalReader
+from hermes_spark.state.retention import Retention
 from hermes_spark.state.rocksdb import RocksMemory, RocksStore
 from hermes_spark.state.storage import Storage
 from hermes_spark.streaming.commit import CommitLog
@@ -48,6 +46,7 @@ from hermes_spark.streaming.orchestrator import BatchParts, Orchestrator
 from hermes_spark.streaming.ownership import CommittedView, DriverPlace
 from hermes_spark.streaming.preflight import Slots, check_source, check_spark, check_workers, divide_slots
 from hermes_spark.streaming.progress import write_progress
+from hermes_spark.streaming.pruning import Pruner
 from hermes_spark.streaming.publish import ConsoleSink, ParquetSink, Sink
 from hermes_spark.streaming.query import Ended, start, watch
 from hermes_spark.streaming.source import open_source
@@ -103,12 +102,14 @@ def run_job(spark: SparkSession, settings: Settings) -> Ended:
     slots = _preflight(context, settings)
     frame = open_source(spark, settings)
     state_path = _local(settings.state.path or f"{settings.checkpoint}/hermes", "state.path")
-    commits = CommitLog(Storage.at(str(state_path)))
+    state = Storage.at(str(state_path))
+    commits = CommitLog(state)
     meta = commits.meta(settings.state.shards)
     epoch = commits.claim_epoch()
     last = commits.last()
     log.info("query %s, epoch %d: %d hosts, %d slots for batches", meta.query_id, epoch, slots.hosts, slots.tasks)
     fleet = _fleet(context, settings, meta.query_id, epoch, state_path)
+    pruner = Pruner({shard: Retention(state_path, shard, state) for shard in range(settings.state.shards)})
     try:
         view = CommittedView({}, {}) if last is None else CommittedView(last.positions, last.ends)
         fleet.start(slots.hosts, settings.state.shards, view)
@@ -125,6 +126,7 @@ def run_job(spark: SparkSession, settings: Settings) -> Ended:
                 sinks=_sinks(settings),
                 tasks=slots.tasks,
                 batch_log=JsonLines(directory, f"batches-{epoch}.jsonl") if directory else None,
+                pruner=pruner,
             )
         )
         query = start(frame, settings, orchestrator)
@@ -134,6 +136,7 @@ def run_job(spark: SparkSession, settings: Settings) -> Ended:
         return ended
     finally:
         fleet.stop()
+        pruner.close()
 
 
 def _preflight(context: SparkContext, settings: Settings) -> Slots:
@@ -271,24 +274,10 @@ def _shard_opener(payload: HostPayload, rules: ShardRules) -> OpenShard:
     memory = RocksMemory(settings.block_cache_bytes, settings.write_buffer_bytes)
     local = Path(settings.local_path or Path(tempfile.gettempdir()) / "hermes-spark") / payload.query_id
 
-    def open_shard(number: int, term: TermId, committed: Position, ends: dict[str, int]) -> Shard:
-        journal, past = ShardJournal.open(
-            Path(payload.state_path), number, term, now_ms=_now_ms(), known_end=committed.lsn
-        )
-        directory = local / str(number)
-        shutil.rmtree(directory, ignore_errors=True)
-        store = RocksStore(
-            directory / f"{term.epoch}-{term.counter}",
-            shared=memory,
-            shards=settings.shards,
-            max_open_files=settings.max_open_files,
-        )
-        intake = Intake(ends if rules.settings.source.has_offsets else None)
-        shard = Shard(rules, journal, Sessions(store, settings.cache_bytes // settings.shards), intake)
-        shard.fold(past)
-        return shard
+    def open_store(path: Path) -> RocksStore:
+        return RocksStore(path, shared=memory, shards=settings.shards, max_open_files=settings.max_open_files)
 
-    return open_shard
+    return ShardOpener(Path(payload.state_path), local, rules, open_store, Storage.at(payload.state_path))
 
 
 def _now_ms() -> int:

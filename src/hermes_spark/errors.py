@@ -13,6 +13,7 @@
     ├── StateError               state on disk cannot be used
     │   ├── CheckpointMismatch   Spark's checkpoint and ours, or the settings, do not belong together
     │   ├── JournalCorrupt       a journal file is damaged where no crash can have damaged it
+    │   ├── SnapshotDamaged      a snapshot cannot be used; an older one and more of the journal can
     │   ├── StorageFull          no space is left for state
     │   └── Fenced               a newer owner has taken this shard; drop everything held for it
     ├── HandoffError             a micro-batch could not hand its events over within its bound
@@ -77,6 +78,10 @@ class CheckpointMismatch(StateError):
 
 class JournalCorrupt(StateError):
     """A journal file is damaged in its middle. Names file, byte offset and remedy."""
+
+
+class SnapshotDamaged(StateError):
+    """A snapshot is not whole, or not of this journal. Names what is wrong; an older one and more of the journal serve."""
 
 
 class StorageFull(StateError):

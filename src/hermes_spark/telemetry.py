@@ -14,6 +14,8 @@ TURNS = Counter("hermes_turns", "Turns that ended, by status", ["status"])
 CALLS = Counter("hermes_tool_calls", "Tool calls that returned, by tool and status", ["tool", "status"])
 OPEN_TURNS = Gauge("hermes_open_turns", "Sessions with an open turn or a waiting event on this host")
 EVENTS = Counter("hermes_events", "Rows offered to this host, by what became of them", ["result"])
+SNAPSHOTS = Counter("hermes_snapshots", "Snapshots of shards, by what became of them", ["result"])
+"""`written`, `failed`, `restored`; `unusable`: damaged or not of this journal, so that an older one had to serve."""
 
 
 def configure_logging(level: str) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -68,6 +70,41 @@ def test_items_are_those_of_the_moment_of_the_call(store: StateStore) -> None:
     items = store.items()
     store.write({"a": b"2", "b": None, "c": b"2"}, at(2))
     assert list(items) == [("a", b"1"), ("b", b"1")]
+
+
+def test_a_checkpoint_is_a_store_of_its_moment(store: StateStore, tmp_path: Path) -> None:
+    store.write({"a": b"1", "b": b"2"}, at(5))
+    store.write({"b": None}, at(6))
+    store.checkpoint(tmp_path / "copies" / "6")
+    store.write({"a": b"3", "c": b"3"}, at(7))
+    copy = tmp_path / "copies" / "6"
+    again = MemoryStore.load(copy) if isinstance(store, MemoryStore) else rocks(copy)
+    assert (again.position(), list(again.items())) == (at(6), [("a", b"1")])
+    again.write({"d": b"4"}, at(8))
+    assert (store.position(), store.get("d")) == (at(7), None)
+    again.close()
+
+
+def test_rocksdb_is_closed_only_after_a_checkpoint_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = rocks(tmp_path / "0")
+    store.write({"a": b"1"}, at(1))
+    copying, done = threading.Event(), []
+
+    real = shutil.copyfile
+
+    def slowly(source: Path, target: Path, **options: bool) -> None:
+        copying.set()
+        closing.join(0.2)
+        done.append(closing.is_alive())
+        real(source, target, **options)
+
+    monkeypatch.setattr(shutil, "copyfile", slowly)
+    closing = threading.Thread(target=lambda: copying.wait(10) and store.close())
+    closing.start()
+    store.checkpoint(tmp_path / "copy")
+    closing.join(10)
+    assert done == [True]
+    assert list(rocks(tmp_path / "copy").items()) == [("a", b"1")]
 
 
 def test_a_closed_store_says_so_and_may_be_closed_again(store: StateStore) -> None:

@@ -8,10 +8,12 @@ from hermes_spark.errors import HermesError
 from hermes_spark.host.wire import HostPayload
 from hermes_spark.settings import to_json
 from hermes_spark.state.journal_reader import JournalReader
+from hermes_spark.state.retention import Retention
 from hermes_spark.streaming.commit import CommitLog
 from hermes_spark.streaming.fleet import Fleet
 from hermes_spark.streaming.orchestrator import BatchParts, Orchestrator
 from hermes_spark.streaming.ownership import CommittedView, DriverPlace
+from hermes_spark.streaming.pruning import Pruner
 from simulation.loop import Process
 from simulation.objects import SinkDown
 from simulation.spark import MicroBatches, SimLauncher, SparkFailed
@@ -83,6 +85,7 @@ class Driver:
                     sinks=[world.sink],
                     tasks=2,
                     batch_log=None,
+                    pruner=Pruner({n: Retention(world.root, n, world.state) for n in range(settings.state.shards)}),
                 )
             )
             thread = world.loop.thread

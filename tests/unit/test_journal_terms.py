@@ -129,7 +129,7 @@ def test_a_term_that_is_not_newer_is_refused(tmp_path: Path, second: TermId) -> 
     assert lsns_of_facts(past_of(tmp_path, T3)) == []
 
 
-@pytest.mark.parametrize("moment", ["_claim", "_seal_and_find_end", "_sealed_file", "_end_of", "_create_file"])
+@pytest.mark.parametrize("moment", ["_claim", "_seal_and_find_end", "_sealed_file", "_end_of", "create_file"])
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize(("first", "rival"), [(T2, T3), (T3, T2)])
 def test_of_two_owners_that_open_at_once_the_newer_one_wins(
@@ -164,7 +164,7 @@ def test_of_two_owners_that_open_at_once_the_newer_one_wins(
     assert lsns_of_facts(past_of(tmp_path, TermId(3, 1))) == [2, 3, winner.durable_lsn]
 
 
-@pytest.mark.parametrize("moment", ["_claim", "_seal_and_find_end", "_sealed_file", "_end_of", "_create_file"])
+@pytest.mark.parametrize("moment", ["_claim", "_seal_and_find_end", "_sealed_file", "_end_of", "create_file"])
 def test_an_owner_that_flushes_while_it_is_taken_over_is_counted_or_fenced(
     tmp_path: Path, moment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -44,7 +44,7 @@ class Flusher:
         """Write and sync all groups that wait now, and tell the shards."""
         async with self._one_round:
             live = {shard.journal: shard for shard in self._shards() if shard.failure is None}
-            groups = [group for journal in live if (group := journal.take_group()) is not None]
+            groups = [group for shard in live.values() if (group := shard.take_group()) is not None]
             if not groups:
                 return
             loop = asyncio.get_running_loop()

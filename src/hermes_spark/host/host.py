@@ -162,6 +162,7 @@ class AgentHost:
         for number, (_, shard, _) in sorted(self._owned.items()):
             await shard.durable()
             positions.append(ShardPosition(number, shard.position()))
+            shard.committed()
         OPEN_TURNS.set(self.open_turns)
         return Barrier(tuple(positions), self.open_turns, self.ended_turns)
 

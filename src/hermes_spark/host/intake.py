@@ -10,6 +10,7 @@ from __future__ import annotations
 from hermes_spark.errors import HandoffError
 from hermes_spark.events import Coordinates
 from hermes_spark.host.wire import Span
+from hermes_spark.state.snapshots import ShardMemory
 
 
 class Intake:
@@ -20,6 +21,18 @@ class Intake:
         self._next = None if ends is None else dict(ends)
         self._batch = -1
         self._ids: set[tuple[str, int]] = set()
+
+    def remember(self, memory: ShardMemory) -> None:
+        """Know what an owner before knew, as it stands in a snapshot. Called before anything else."""
+        if self._next is not None:
+            for partition, after in (memory.next or {}).items():
+                self._next[partition] = max(self._next.get(partition, 0), after)
+        self._batch, self._ids = memory.batch, set(memory.ids)
+
+    def memory(self, now_ms: int, held: dict[str, int]) -> ShardMemory:
+        """What a snapshot keeps of this, and of the rest of the shard."""
+        following = None if self._next is None else dict(self._next)
+        return ShardMemory(now_ms, following, self._batch, tuple(self._ids), held)
 
     def fold(self, coordinates: Coordinates, batch: int) -> None:
         """Note that a row was taken or rejected (from its record)."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from cachetools import LRUCache
 
 from hermes_spark.state.agent_state import AgentState, decode_state, encode_state
@@ -20,6 +22,7 @@ class Sessions:
         self._store = store
         self.live: dict[str, AgentState] = {}
         self._unwritten: dict[str, tuple[int, bytes]] = {}
+        self._held = False
         self._idle: LRUCache[str, AgentState] = LRUCache(max(1, cache_bytes), getsizeof=_size)
 
     def get(self, session_id: str) -> AgentState | None:
@@ -51,6 +54,8 @@ class Sessions:
 
     def write_back(self, durable: Position) -> None:
         """Write the idle sessions whose last record is durable to the store."""
+        if self._held:
+            return
         changes: dict[str, bytes | None] = {}
         for session_id, (lsn, data) in self._unwritten.items():
             if lsn > durable.lsn:
@@ -60,6 +65,22 @@ class Sessions:
             self._store.write(changes, durable)
             for session_id in changes:
                 del self._unwritten[session_id]
+
+    def image(self) -> tuple[list[bytes], list[AgentState]]:
+        """What the store does not hold, or only an older state of: idle sessions encoded, then live ones, which go before."""
+        return [data for _, data in self._unwritten.values()], list(self.live.values())
+
+    def hold(self) -> None:
+        """Write nothing to the store until `release`: it is being copied."""
+        self._held = True
+
+    def checkpoint(self, directory: Path) -> None:
+        """`StateStore.checkpoint`; for any thread, while held."""
+        self._store.checkpoint(directory)
+
+    def release(self) -> None:
+        """Let `write_back` write again."""
+        self._held = False
 
     def close(self) -> None:
         """Close the store."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import msgspec
 
@@ -22,9 +23,10 @@ from hermes_spark.host.intake import Intake
 from hermes_spark.host.sessions import Sessions
 from hermes_spark.host.wire import Span
 from hermes_spark.settings import Settings
-from hermes_spark.state.agent_state import AgentState
-from hermes_spark.state.journal import ShardJournal
+from hermes_spark.state.agent_state import AgentState, decode_state, encode_state
+from hermes_spark.state.journal import Group, ShardJournal
 from hermes_spark.state.records import Outcome, Position, Record, Rejected, SessionRecord, Taken, TermStarted
+from hermes_spark.state.snapshots import Contents, ShardMemory
 from hermes_spark.tools.registry import Registry
 
 FOLD_SLICE = 1000
@@ -40,6 +42,19 @@ class ShardRules(msgspec.Struct, frozen=True):
     clock_ms: Callable[[], int]
 
 
+class Capture(NamedTuple):
+    """A shard at one durable position: what its store does not hold there. The store is held until `sessions.release`."""
+
+    position: Position
+    memory: ShardMemory
+    idle: list[bytes]
+    live: list[AgentState]
+
+    def contents(self) -> Contents:
+        """What a snapshot keeps of it; encodes, so not for the loop."""
+        return Contents(self.memory, (*self.idle, *map(encode_state, self.live)))
+
+
 class Shard:
     """A shard that this host owns. Used on the host's loop only."""
 
@@ -53,9 +68,23 @@ class Shard:
         self._held: dict[str, int] = {}
         self.held_bytes = 0
         """Bytes of events taken whose turn has not ended."""
+        self._wanted: asyncio.Future[Capture] | None = None
+        self._image: tuple[ShardMemory, list[bytes], list[AgentState]] | None = None
         self.failure: HermesError | None = None
         self.appended: Callable[[], None] = _nobody
         """Called after every append; the owner sets it to wake who flushes."""
+        self.committed: Callable[[], None] = _nobody
+        """To be called after every barrier; set by who takes snapshots."""
+
+    def restore(self, contents: Contents) -> None:
+        """Be what a snapshot holds beside the store. Called once, before `fold`, which goes on from its position."""
+        memory = contents.memory
+        self._now_ms, self._held = memory.now_ms, dict(memory.held)
+        self.held_bytes = sum(self._held.values())
+        self._intake.remember(memory)
+        for data in contents.states:
+            self.sessions.put(decode_state(data), 0)
+        self.sessions.write_back(self.journal.position())
 
     def fold(self, past: Iterable[tuple[int, Record]]) -> None:
         """Live through the records of earlier terms. Called once, before anything else."""
@@ -104,6 +133,25 @@ class Shard:
             self._waiters.append((lsn, future))
             await future
 
+    async def capture(self) -> Capture:
+        """The shard at a durable position, with the store held there: `sessions.release` it when it is copied.
+
+        Raises what stopped the journal.
+        """
+        if self.failure is not None:
+            raise self.failure
+        wanted: asyncio.Future[Capture] = asyncio.get_running_loop().create_future()
+        self._wanted = wanted
+        self._answer_capture()
+        return await wanted
+
+    def take_group(self) -> Group | None:
+        """`ShardJournal.take_group`. Its end is a position that can be named, so what was asked for is captured here."""
+        group = self.journal.take_group()
+        if group is not None and self._wanted is not None:
+            self._image = self._look()
+        return group
+
     def flushed(self) -> None:
         """The journal has become durable further: wake who waits, and let idle sessions go to the store."""
         durable = self.journal.durable_lsn
@@ -112,6 +160,7 @@ class Shard:
             if not future.done():
                 future.set_result(None)
         self.sessions.write_back(self.journal.position())
+        self._answer_capture()
 
     def fail(self, error: HermesError) -> None:
         """Stop: nothing that was appended and is not durable counts any more."""
@@ -120,6 +169,8 @@ class Shard:
             if not future.done():
                 future.set_exception(error)
         self._waiters.clear()
+        if self._wanted is not None and not self._wanted.done():
+            self._wanted.set_exception(error)
 
     def position(self) -> Position:
         """The durable end of the journal."""
@@ -130,6 +181,20 @@ class Shard:
         self.fail(self.failure or Fenced("the shard was closed"))
         self.journal.close()
         self.sessions.close()
+
+    def _answer_capture(self) -> None:
+        """Give the capture that is waited for: that of the group made durable just now, or of a shard at rest."""
+        if self._image is None and not self.journal.dirty and self._wanted is not None:
+            self._image = self._look()
+        if self._wanted is None or self._image is None:
+            return
+        wanted, image, self._wanted, self._image = self._wanted, self._image, None, None
+        if not wanted.done():
+            self.sessions.hold()
+            wanted.set_result(Capture(self.journal.position(), *image))
+
+    def _look(self) -> tuple[ShardMemory, list[bytes], list[AgentState]]:
+        return self._intake.memory(self._now_ms, dict(self._held)), *self.sessions.image()
 
     def _append(self, record: Record) -> int:
         if self.failure is not None:
@@ -190,4 +255,4 @@ class Shard:
 
 
 def _nobody() -> None:
-    """Nobody flushes yet: the shard is still being folded."""
+    """Nobody flushes yet, or nobody takes snapshots."""

@@ -34,10 +34,13 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "intake.chunk_rows": (1, math.inf),
     "intake.driver_rows": (0, 100_000),
     "state.shards": (1, MAX_SHARDS),
+    "state.journal_file_bytes": (1_024, math.inf),
     "state.block_cache_bytes": (0, math.inf),
     "state.write_buffer_bytes": (65_536, math.inf),  # RocksDB's own least size of a memtable
     "state.max_open_files": (20, math.inf),  # RocksDB raises a smaller number to 20; -1 would be no bound at all
     "state.cache_bytes": (0, math.inf),
+    "snapshot.every_commits": (0, math.inf),
+    "snapshot.every_records": (0, math.inf),
     "agent.max_steps": (1, math.inf),
     "agent.max_tokens": (1, math.inf),
     "agent.token_budget": (1, math.inf),

@@ -93,6 +93,8 @@ class StateSettings(_Section, frozen=True):
     """Fixed for a checkpoint at its first start."""
     path: str = ""
     """Empty: `<checkpoint>/hermes`. A local directory for now."""
+    journal_file_bytes: int = 8_388_608
+    """A journal's file that has so many bytes is followed by a new one; older ones can be removed as a whole."""
     local_path: str = ""
     """Where hosts keep RocksDB; empty: a directory under the system's temporary one."""
     block_cache_bytes: int = 67_108_864
@@ -103,6 +105,15 @@ class StateSettings(_Section, frozen=True):
     """Per shard."""
     cache_bytes: int = 67_108_864
     """Decoded-state cache of idle sessions, per host, in encoded bytes."""
+
+
+class SnapshotSettings(_Section, frozen=True):
+    """Snapshots of shards, so that a restart need not read the whole journal."""
+
+    every_commits: int = 300
+    """A shard that has changed gets one after so many commits; 0: never for that reason."""
+    every_records: int = 5_000
+    """Or when so many records lie behind the last one; 0: never for that reason."""
 
 
 class AgentSettings(_Section, frozen=True):
@@ -186,6 +197,7 @@ class Settings(_Section, frozen=True):
     host: HostSettings = HostSettings()
     intake: IntakeSettings = IntakeSettings()
     state: StateSettings = StateSettings()
+    snapshot: SnapshotSettings = SnapshotSettings()
     agent: AgentSettings = AgentSettings()
     model: ModelSettings = ModelSettings()
     tools: ToolSettings = ToolSettings()

@@ -4,9 +4,12 @@
 
     header   "HERMESJ1" · format u16 · shard u32 · term (epoch u64, counter u64)
              · end of the previous term (lsn u64, epoch u64, counter u64, chain 16 bytes) · marker 8 bytes · CRC32 u32
-    frame    marker 8 bytes · kind u32 (1 group, 2 seal) · records u32 · first lsn u64 · payload bytes u64 · CRC32 u32
+    frame    marker 8 bytes · kind u32 (1 group, 2 seal, 3 next) · records u32 · first lsn u64 · payload bytes u64 · CRC32 u32
              · payload
-    payload  of a group: per record its length u32 and its bytes; of a seal: who sealed, as text
+    payload  of a group: per record its length u32 and its bytes; of the others: a text for people
+
+A seal ends a term, a `next` ends a file whose term goes on in another one; nothing after either counts. The header of such a
+file names the end of the file before as the end of "the previous term", which is then its own.
 
 All numbers are little-endian. The CRC covers everything of its header or frame but itself. The marker is random per file, so
 text that a customer sends can never look like a frame. The chain is blake2b-128 over the chain before and the payload of each
@@ -25,7 +28,7 @@ from hermes_spark.state.records import Position, TermId
 
 FORMAT = 1
 MARKER_BYTES = 8
-GROUP, SEAL = 1, 2
+GROUP, SEAL, NEXT = 1, 2, 3
 
 _MAGIC = b"HERMESJ1"
 _HEADER = struct.Struct("<8sHIQQQQQ16s8s")
@@ -45,12 +48,12 @@ class Header(NamedTuple):
     shard: int
     term: TermId
     previous: Position
-    """End of the term before; the first LSN of this file is one higher."""
+    """End of the file before, mostly of the term before; the first LSN of this file is one higher."""
     marker: bytes
 
     @property
     def start(self) -> Position:
-        """The position before the first record of this term."""
+        """The position before the first record of this file."""
         return Position(self.previous.lsn, self.term, self.previous.chain)
 
 
@@ -111,12 +114,18 @@ def encode_seal(marker: bytes, by: TermId) -> bytes:
     return _frame_head(marker, SEAL, 0, 0, payload) + payload
 
 
+def encode_next(marker: bytes, first_lsn: int) -> bytes:
+    """The frame that ends a file whose term goes on in the file that begins with `first_lsn`."""
+    payload = f"goes on with record {first_lsn}".encode()
+    return _frame_head(marker, NEXT, 0, 0, payload) + payload
+
+
 def decode_frame_head(data: bytes, marker: bytes) -> FrameHead | None:
     """The frame head at the start of `data`, or None if there is none of this file."""
     if len(data) < FRAME_HEAD_BYTES or not data.startswith(marker):
         return None
     _, kind, records, first_lsn, payload_bytes = _FRAME.unpack_from(data)
-    if kind not in (GROUP, SEAL):
+    if kind not in (GROUP, SEAL, NEXT):
         return None
     return FrameHead(
         kind, records, first_lsn, payload_bytes, _CRC.unpack_from(data, _FRAME.size)[0], zlib.crc32(data[: _FRAME.size])

@@ -16,6 +16,7 @@ One group of a shard is under way at a time. After a failure the journal is of n
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +29,10 @@ from hermes_spark.state.journal_files import append_whole, shard_directory
 from hermes_spark.state.journal_reader import JournalReader, read
 from hermes_spark.state.records import Position, Record, TermId, TermStarted, encode
 from hermes_spark.state.storage import storage_error, storage_errors
-from hermes_spark.state.takeover import fenced, take_over
+from hermes_spark.state.takeover import create_file, fenced, take_over
+
+FILE_BYTES = 8_388_608
+"""8 MB: after how much a file is followed by the next one of its term, if nobody says otherwise."""
 
 __all__ = ["Flushed", "Group", "JournalReader", "Opened", "ShardJournal", "flush_all", "read"]
 
@@ -75,16 +79,19 @@ class ShardJournal:
         self._failure: StateError | None = None
 
     @classmethod
-    def open(cls, root: Path, shard: int, term: TermId, *, now_ms: int, known_end: int = 0) -> Opened:
+    def open(
+        cls, root: Path, shard: int, term: TermId, *, now_ms: int, known_end: int = 0, file_bytes: int = FILE_BYTES
+    ) -> Opened:
         """Take the shard over for `term`, as `takeover` tells; `TermStarted` is durable on return.
 
-        `known_end` is the highest LSN a commit names for this shard: a journal that ends below it has lost records. Raises
-        `Fenced` when this term or a newer one was opened before, `JournalCorrupt`, `StorageFull`, or `StateError`.
+        `known_end` is the highest LSN a commit names for this shard: a journal that ends below it has lost records. A file
+        of `file_bytes` or more is followed by a new one before the next group. Raises `Fenced` when this term or a newer one
+        was opened before, `JournalCorrupt`, `StorageFull`, or `StateError`.
         """
         directory = shard_directory(root, shard)
         with storage_errors(directory):
             path, header = take_over(directory, shard, term, known_end)
-            writer = TermWriter(path, header)
+            writer = TermWriter(path, header, file_bytes)
         previous = header.previous
         journal = cls(writer, previous)
         journal.append(TermStarted(term, previous, now_ms))
@@ -174,26 +181,52 @@ def flush_all(groups: Sequence[Group]) -> list[Flushed]:
 
 
 class TermWriter:
-    """The file of one term, open for appending. Used by the thread that flushes, one group at a time."""
+    """The newest file of one term, open for appending. Used by the thread that flushes, one group at a time."""
 
-    def __init__(self, path: Path, header: frames.Header) -> None:
+    def __init__(self, path: Path, header: frames.Header, file_bytes: int) -> None:
         self.path = path
         self.position = header.start
         """The end of what was written, synced or not."""
         self._header = header
+        self._file_bytes = file_bytes
         self._fd = os.open(path, os.O_WRONLY | os.O_APPEND)
         self._size = frames.HEADER_BYTES
 
     def write(self, group: Group) -> None:
-        """Append a group. Raises `OSError`, and leaves a torn frame then."""
+        """Append a group, to a new file if the last is long. Raises `OSError`, and leaves a torn frame then, or `Fenced`."""
+        if self._size >= max(self._file_bytes, frames.HEADER_BYTES + 1):
+            self._rotate()
         head, payload = frames.encode_group(self._header.marker, group.first_lsn, group.records)
         append_whole(self._fd, head + payload)
         self._size += len(head) + len(payload)
         last_lsn = group.first_lsn + len(group.records) - 1
         self.position = Position(last_lsn, self.position.term, frames.next_chain(self.position.chain, payload))
 
+    def _rotate(self) -> None:
+        """Begin the next file. The one before is synced and whole: its last group was confirmed.
+
+        The new file comes first, then a mark at the end of the old one, and the look at its size. An owner that was sealed
+        before it had the new file finds out here; one that is sealed later is found there (`takeover`).
+        """
+        header = frames.Header(
+            self._header.shard, self._header.term, self.position, secrets.token_bytes(frames.MARKER_BYTES)
+        )
+        path = create_file(self.path.parent.parent, header)
+        faults.point("rotation.after_create")
+        mark = frames.encode_next(self._header.marker, self.position.lsn + 1)
+        append_whole(self._fd, mark)
+        self._size += len(mark)
+        self._sync()
+        faults.point("rotation.after_mark")
+        self.close()
+        self.path, self._header, self._size = path, header, frames.HEADER_BYTES
+        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND)
+
     def sync(self, _: Group) -> None:
         """Make what was written durable, and see that nobody else has written. Raises `Fenced` or `OSError`."""
+        self._sync()
+
+    def _sync(self) -> None:
         os.fdatasync(self._fd)
         if os.fstat(self._fd).st_size != self._size:
             raise fenced(self._header.term, f"another owner has appended to {self.path}")

@@ -1,8 +1,8 @@
 """The files of a shard's journal: where they lie, and one of them open for reading.
 
-A shard's directory is `<root>/journal/<shard>/`; each term has a directory of its own in it, `<epoch>-<counter>`, with one
-file named after its first LSN. A term directory without a file is a claim: its owner has not begun yet, and a later owner
-removes it. The terms that have a file are the chain, in order, each naming the end of the one before.
+A shard's directory is `<root>/journal/<shard>/`; each term has a directory of its own in it, `<epoch>-<counter>`, with files
+named after their first LSN: a new one is begun when the last has become long. A term directory without a file is a claim: its
+owner has not begun yet, and a later owner removes it. All files in order are the chain, each naming the end of the one before.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from hermes_spark.state.records import Position, Record, TermId, decode
 
 _TERM = re.compile(r"([0-9]{8,})-([0-9]{8,})")
 _SEARCH_BYTES = 1 << 20
+PRUNED = ".pruned"
+"""Suffix of the names that say up to where retention has removed records."""
 REMEDY = "restore it from a backup, or start on a new checkpoint"
 
 
@@ -49,21 +51,38 @@ def term_directories(directory: Path) -> list[tuple[TermId, Path]]:
     return sorted((TermId(int(m[1]), int(m[2])), path) for m, path in matches if m)
 
 
-def file_of(directory: Path) -> Path | None:
-    """The file of a term's directory; None for a claim, or a directory that was removed meanwhile."""
+def files_of(directory: Path) -> list[Path]:
+    """The files of a term's directory, oldest first; none for a claim, or a directory that was removed meanwhile."""
     try:
-        files = [path for path in directory.iterdir() if path.suffix == ".log"]
+        return sorted(path for path in directory.iterdir() if path.suffix == ".log")
     except FileNotFoundError:
-        return None
-    if len(files) > 1:
-        raise JournalCorrupt(f"{directory} holds {len(files)} files, but a term has one; {REMEDY}.")
-    return files[0] if files else None
+        return []
+
+
+def first_lsn_of(path: Path) -> int:
+    """The LSN that a file's name gives its first record. Raises `JournalCorrupt` for another name."""
+    if not path.stem.isdecimal():
+        raise JournalCorrupt(f"{path} is no name of a journal's file; {REMEDY}.")
+    return int(path.stem)
+
+
+def pruned_lsn(directory: Path) -> int:
+    """Up to which LSN retention has removed the records of a shard's directory; 0: nothing."""
+    stems = (path.stem for path in directory.glob(f"*{PRUNED}"))
+    return max((int(stem) for stem in stems if stem.isdecimal()), default=0)
 
 
 def chain_of_files(directory: Path) -> list[tuple[TermId, Path]]:
-    """The terms that have a file, with it, oldest first."""
-    found = ((term, file_of(path)) for term, path in term_directories(directory))
-    return [(term, path) for term, path in found if path is not None]
+    """All files of a shard's directory with their terms, oldest first; without those that are about to be removed.
+
+    Raises `JournalCorrupt` when the first one is not the one that retention has left.
+    """
+    files = [(term, path) for term, home in term_directories(directory) for path in files_of(home)]
+    pruned = pruned_lsn(directory)  # after the files, as it is recorded before any of them goes
+    chain = [(term, path) for term, path in files if first_lsn_of(path) > pruned]
+    if pruned and (not chain or first_lsn_of(chain[0][1]) != pruned + 1):
+        raise JournalCorrupt(f"The file in {directory} that begins with record {pruned + 1} is missing; {REMEDY}.")
+    return chain
 
 
 def append_whole(fd: int, data: bytes) -> None:
@@ -114,9 +133,10 @@ class TermFile:
         return Mark(frames.HEADER_BYTES, self.header.start)
 
     def walk(self, mark: Mark) -> Iterator[StoredGroup]:
-        """The groups after `mark`, up to the seal or the end.
+        """The groups after `mark`, up to the seal, the end, or the mark that the term goes on in another file.
 
-        A bad frame with no whole group after it is what a crash leaves: it ends the walk. Any other raises `JournalCorrupt`.
+        A bad frame with no whole one but a seal after it is what a crash leaves: it ends the walk. Any other raises
+        `JournalCorrupt`, and so does another file that is missing.
         """
         while mark.offset < self._size:
             whole = self._frame_at(mark.offset)
@@ -124,7 +144,9 @@ class TermFile:
                 self._refuse_group_after(mark.offset)
                 return
             head, payload = whole
-            if head.kind == frames.SEAL:
+            if head.kind == frames.NEXT:
+                self._refuse_missing_next(mark)
+            if head.kind != frames.GROUP:
                 return
             lsn, term, chain = mark.position.lsn, mark.position.term, mark.position.chain
             if head.first_lsn != lsn + 1:
@@ -159,7 +181,7 @@ class TermFile:
         return (head, payload) if head.admits(payload) else None
 
     def _refuse_group_after(self, offset: int) -> None:
-        """Raise `JournalCorrupt` if the first whole frame after a bad one is a group: a crash leaves no such thing.
+        """Raise `JournalCorrupt` if the first whole frame after a bad one is no seal: a crash leaves no such thing.
 
         Unless the bad one is a seal that was cut short: the owner it was meant for may have appended behind it once more,
         found the file longer than it should be, and told nobody.
@@ -174,12 +196,18 @@ class TermFile:
             at += found
             whole = self._frame_at(at)
             if whole is not None:
-                if whole[0].kind == frames.GROUP and not frames.is_cut_seal(
+                if whole[0].kind != frames.SEAL and not frames.is_cut_seal(
                     self._read(offset, at - offset), self.header.marker
                 ):
                     raise self.corrupt(offset, f"no whole group there, but one at byte {at}")
                 return
             at += 1
+
+    def _refuse_missing_next(self, mark: Mark) -> None:
+        # It was there, durably, before the mark was written.
+        following = self.path.with_name(file_name(mark.position.lsn + 1))
+        if not following.exists():
+            raise self.corrupt(mark.offset, f"its term goes on in {following.name}, which is missing")
 
     def _read(self, offset: int, length: int) -> bytes:
         """`length` bytes, or what there is of them up to the size at opening."""

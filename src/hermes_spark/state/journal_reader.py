@@ -12,6 +12,9 @@ from hermes_spark.state.journal_files import (
     StoredGroup,
     TermFile,
     chain_of_files,
+    files_of,
+    first_lsn_of,
+    pruned_lsn,
     shard_directory,
     term_name,
 )
@@ -40,6 +43,19 @@ class JournalReader:
         with storage_errors(self._directory):
             yield from self._read(after, upto)
 
+    def check(self, position: Position, end: Position | None) -> None:
+        """Raise `CheckpointMismatch` unless `position` lies on the chain, which ends with `end`; `JournalCorrupt` for damage.
+
+        The next `read` from there does not read again what comes before it in its file.
+        """
+        with storage_errors(self._directory):
+            path, last = self._stretches(position, end)[0]
+            if last is not None and last.lsn < position.lsn:
+                raise self._mismatch(position, f"its term was sealed after record {last.lsn}")
+            with TermFile(path, self._shard) as file:
+                mark = self._locate(file, position)
+            self._path, self._mark = path, mark
+
     def _read(self, after: Position, upto: Position | None) -> Iterator[tuple[int, Record]]:
         start: Position | None = after
         for path, end in self._stretches(after, upto):
@@ -57,26 +73,39 @@ class JournalReader:
             raise self._mismatch(upto, f"it lies before record {after.lsn}, which comes first")
         if upto == Position():
             return []
-        if upto is not None and self._path is not None and upto.term == after.term == self._mark.position.term:
+        if upto is not None and self._path is not None and self._lies_in_newest(self._path, after, upto):
             return [(self._path, upto)]
         chain = chain_of_files(self._directory)
         if after == Position() and not chain and upto is None:
             return []
-        terms = [term for term, _ in chain]
-        first = 0 if after == Position() else self._index(terms, after)
-        last = len(chain) - 1 if upto is None else self._index(terms, upto)
+        pruned = pruned_lsn(self._directory)
+        if after.lsn < pruned:
+            raise self._mismatch(after, f"retention has removed everything up to record {pruned}")
+        first = 0 if after == Position() else self._index(chain, after)
+        last = len(chain) - 1 if upto is None else self._index(chain, upto)
         ends = [self._end_before(chain[at][1], chain[at - 1][0] if at else None) for at in range(first, last + 1)]
         return [(path, end) for (_, path), end in zip(chain[first : last + 1], [*ends[1:], upto], strict=True)]
 
-    def _index(self, terms: list[TermId], position: Position) -> int:
-        if position.term not in terms:
+    def _lies_in_newest(self, path: Path, after: Position, upto: Position) -> bool:
+        """Whether both positions must lie in the remembered file: it is the newest of their term."""
+        if not upto.term == after.term == self._mark.position.term or after.lsn < first_lsn_of(path):
+            return False
+        return files_of(path.parent)[-1:] == [path]
+
+    def _index(self, chain: list[tuple[TermId, Path]], position: Position) -> int:
+        """Which file holds the position's record; for the position before a term's first record, its first file."""
+        of_term = [at for at, (term, _) in enumerate(chain) if term == position.term]
+        if not of_term:
             raise self._mismatch(position, f"the journal has no term {term_name(position.term)}")
-        return terms.index(position.term)
+        holding = [at for at in of_term if first_lsn_of(chain[at][1]) <= position.lsn]
+        return holding[-1] if holding else of_term[0]
 
     def _end_before(self, path: Path, before: TermId | None) -> Position:
-        """The end of the term before, as the file at `path` found it sealed."""
+        """The end of the file before, as the one at `path` names it; `before` is that file's term."""
         with TermFile(path, self._shard) as file:
             previous = file.header.previous
+        if before is None and previous.lsn and previous.lsn == pruned_lsn(self._directory):
+            return previous
         if previous.term != (before or TermId(0, 0)):
             raise JournalCorrupt(f"{path} follows term {term_name(previous.term)}, whose file is missing; {REMEDY}.")
         return previous

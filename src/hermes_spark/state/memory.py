@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import msgspec
 
 from hermes_spark.errors import StateError
 from hermes_spark.state.records import Position
+from hermes_spark.state.storage import storage_errors
+
+_FILE = "states.msgpack"
 
 
 class MemoryStore:
@@ -40,6 +46,22 @@ class MemoryStore:
         """All pairs in the order of the ids' UTF-8 bytes, as of the call."""
         self._check()
         return iter(sorted(self._states.items(), key=lambda item: item[0].encode()))
+
+    def checkpoint(self, directory: Path) -> None:
+        """Write everything into one file of a new directory, for `load`."""
+        self._check()
+        with storage_errors(directory):
+            directory.mkdir(parents=True)
+            (directory / _FILE).write_bytes(msgspec.msgpack.encode((self._states, self._position)))
+
+    @classmethod
+    def load(cls, directory: Path) -> MemoryStore:
+        """The store that `checkpoint` wrote into a directory; a new one when there is none."""
+        store = cls()
+        if directory.exists():
+            data = (directory / _FILE).read_bytes()
+            store._states, store._position = msgspec.msgpack.decode(data, type=tuple[dict[str, bytes], Position])
+        return store
 
     def close(self) -> None:
         """Forget everything. Safe to call twice."""

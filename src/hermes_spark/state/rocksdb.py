@@ -10,6 +10,8 @@ Session ids are stored under `s:` + UTF-8, the position under `p`, so that no se
 from __future__ import annotations
 
 import os
+import shutil
+import threading
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -24,6 +26,7 @@ from hermes_spark.state.records import Position
 from hermes_spark.state.storage import FULL, make_directory, storage_error, storage_errors, sync_directory, write_synced
 
 FORMAT = 1
+_MANIFEST = "hermes.json"
 _POSITION = b"p"
 _SESSION = b"s:"
 _MEMORY_PROPERTIES = {
@@ -80,6 +83,7 @@ class RocksStore:
         self._without_log = rocksdict.WriteOptions()
         self._without_log.disable_wal = True
         self._closed = False
+        self._checkpointing = threading.Lock()
         with _rocks_errors(path):
             self._db = rocksdict.Rdict(str(path / "db"), _options(shared, max_open_files))
 
@@ -123,8 +127,28 @@ class RocksStore:
         with _rocks_errors(self._path):
             return {name: self._db.property_int_value(key) or 0 for name, key in _MEMORY_PROPERTIES.items()}
 
+    def checkpoint(self, directory: Path) -> None:
+        """Flush, then link (on another file system: copy) all files of this moment into a new directory, for any thread."""
+        with self._checkpointing:
+            with storage_errors(directory):
+                make_directory(directory)
+                shutil.copyfile(self._path / _MANIFEST, directory / _MANIFEST)
+            with _rocks_errors(self._path):
+                # First the flush, which lets other threads run: the checkpoint itself does not, and would flush.
+                self._db.flush()
+                rocksdict.Checkpoint(self._db).create_checkpoint(str(directory / "db"))
+            with storage_errors(directory):
+                for path in (directory / "db").iterdir():
+                    # The log is never written to, and the options are given when the store is opened.
+                    if path.suffix == ".log" or path.name.startswith("OPTIONS"):
+                        path.unlink()
+
     def close(self) -> None:
-        """Flush and release files and lock. Safe to call twice."""
+        """Flush and release files and lock, after a checkpoint that is under way. Safe to call twice."""
+        with self._checkpointing:
+            self._close()
+
+    def _close(self) -> None:
         if self._closed:
             return
         self._closed = True
@@ -180,7 +204,7 @@ def _options(shared: RocksMemory, max_open_files: int) -> rocksdict.Options:
 def _check_manifest(path: Path, wanted: Manifest) -> None:
     """Write the manifest of a new directory, or compare that of an old one. Raises `CheckpointMismatch`, `OSError`."""
     remedy = "set the same shard count as before, or delete the directory, which is rebuilt from the journal"
-    file = path / "hermes.json"
+    file = path / _MANIFEST
     if not file.exists():
         if (path / "db").exists():
             raise CheckpointMismatch(f"{path} holds a database without hermes.json; {remedy}.")

@@ -6,6 +6,7 @@ The store is a cache of the journal and may be lost at any time; it holds bytes 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Protocol
 
 from hermes_spark.state.records import Position
@@ -31,6 +32,13 @@ class StateStore(Protocol):
 
     def items(self) -> Iterator[tuple[str, bytes]]:
         """All (session id, bytes) pairs in key order, as of the call."""
+        ...
+
+    def checkpoint(self, directory: Path) -> None:
+        """Write files that a store can be opened from into `directory`, which must not exist: all writes so far are in them.
+
+        The only method for another thread than the store's own: `get` may be used meanwhile, `write` may not.
+        """
         ...
 
     def close(self) -> None:

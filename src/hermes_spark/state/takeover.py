@@ -4,6 +4,10 @@ In this order: claim the term's directory; look at all the others (a newer one: 
 their directories; append a seal to the newest older file and sync it; only then read that file to its end; write the own file,
 complete with its header, and move it into the claimed directory.
 
+An owner may begin a further file of its term at any time (`journal.TermWriter`). It creates that file, and only then looks
+whether the one before is sealed; who seals does it the other way round: seal, then look for a newer file and seal that one. So
+either the owner finds the seal before it writes anything into the further file, or the further file is found and sealed.
+
 Of two owners that open at once, at least one sees the other's claim, as each claims before it looks. The newer one then either
 removes the older one's directory, so that the move into it fails, or finds its file there and seals it. What the older one
 appends behind a seal never counts, and it finds out by the file's size when it syncs.
@@ -24,7 +28,7 @@ from hermes_spark.state.journal_files import (
     TermFile,
     append_whole,
     file_name,
-    file_of,
+    files_of,
     term_directories,
     term_name,
 )
@@ -40,7 +44,7 @@ def take_over(directory: Path, shard: int, term: TermId, known_end: int) -> tupl
     """
     previous = _seal_and_find_end(_claim(directory, term), shard, term, known_end)
     header = frames.Header(shard, term, previous, secrets.token_bytes(frames.MARKER_BYTES))
-    return _create_file(directory, header), header
+    return create_file(directory, header), header
 
 
 def fenced(term: TermId, why: str) -> Fenced:
@@ -81,10 +85,19 @@ def _seal_and_find_end(older: Sequence[Path], shard: int, by: TermId, known_end:
 
 
 def _sealed_file(directory: Path, shard: int, by: TermId) -> Path:
-    """Seal the file of a term. Those of still older terms were sealed before this one was created."""
-    path = file_of(directory)
-    if path is None:
-        raise JournalCorrupt(f"{directory} holds something, but not the file of a term; {REMEDY}.")
+    """Seal the newest file of a term, whichever is. Those of still older terms were sealed before this one was created."""
+    sealed: Path | None = None
+    while True:
+        files = files_of(directory)
+        if not files:
+            raise JournalCorrupt(f"{directory} holds something, but not the file of a term; {REMEDY}.")
+        if files[-1] == sealed:
+            return sealed
+        sealed = files[-1]
+        _seal(sealed, shard, by)
+
+
+def _seal(path: Path, shard: int, by: TermId) -> None:
     with TermFile(path, shard) as file:
         seal = frames.encode_seal(file.header.marker, by)
     fd = os.open(path, os.O_WRONLY | os.O_APPEND)
@@ -93,7 +106,6 @@ def _sealed_file(directory: Path, shard: int, by: TermId) -> Path:
         os.fdatasync(fd)
     finally:
         os.close(fd)
-    return path
 
 
 def _end_of(path: Path, shard: int, known_end: int) -> Position:
@@ -107,8 +119,8 @@ def _end_of(path: Path, shard: int, known_end: int) -> Position:
         return mark.position
 
 
-def _create_file(directory: Path, header: frames.Header) -> Path:
-    """The file of a claimed term, whole and durable. Raises `Fenced` when the claim was made void meanwhile."""
+def create_file(directory: Path, header: frames.Header) -> Path:
+    """A further file of a claimed or begun term, whole and durable. Raises `Fenced` when the term is void and gone."""
     name = term_name(header.term)
     staged = directory / f".{name}.new"
     path = directory / name / file_name(header.previous.lsn + 1)

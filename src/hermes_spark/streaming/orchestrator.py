@@ -29,6 +29,7 @@ from hermes_spark.streaming.commit import Commit, CommitLog, check_succession, s
 from hermes_spark.streaming.fleet import Fleet
 from hermes_spark.streaming.handoff import Handed, HandoffPlan, hand_over
 from hermes_spark.streaming.ownership import CommittedView
+from hermes_spark.streaming.pruning import Pruner
 from hermes_spark.streaming.publish import Sink
 from hermes_spark.streaming.source import ranges
 from hermes_spark.streaming.spark_log import BatchOffsets, Reader, read_offsets
@@ -56,6 +57,7 @@ class BatchParts(msgspec.Struct, frozen=True):
     tasks: int
     """Tasks a hand-off may use: slots minus hosts."""
     batch_log: JsonLines | None
+    pruner: Pruner
 
 
 class Orchestrator:
@@ -140,6 +142,7 @@ class Orchestrator:
             )
             self._last = parts.commits.put(commit)
             parts.fleet.committed(CommittedView(self._last.positions, self._last.ends))
+            parts.pruner.committed(self._last)
         faults.point("driver.after_commit")
 
     def _hand_over(
