@@ -57,7 +57,13 @@ class Opened:
         rules = ShardRules("q", self.settings, Registry([LOOKUP]), lambda: NOW - term)
         # Without snapshots: what a fold of the whole journal gives.
         objects = Storage.at(str(root if snapshots else root / "none"))
-        opener = ShardOpener(FileJournals(root), root / "local" / str(term), rules, store, objects)
+        opener = ShardOpener(
+            FileJournals(root, rules.settings.state.journal_file_bytes),
+            root / "local" / str(term),
+            rules,
+            store,
+            objects,
+        )
         self.shard: Shard = opener(0, TermId(1, term), committed or Position(), {})
         self.snapshotter = cast("Snapshotter", cast("Any", self.shard.committed).__self__)
         self.snapshots = ShardSnapshots(Storage.at(str(root)), 0)

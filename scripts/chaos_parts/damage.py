@@ -22,6 +22,8 @@ KINDS = {
     "epochs": "epochs/*.json",
     "commits": "commits/*.json",
     "journal": "journal/*/*/*.log",
+    "snapshots": "snapshots/*/*.json",
+    "beats": "beats/*.json",
 }
 """Every kind of object below the state directory, and where its files lie."""
 

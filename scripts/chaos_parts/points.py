@@ -10,6 +10,16 @@ from stack import ROOT
 
 _POINT = re.compile(r"faults\.point\(\s*\"([a-z_.]+)\"")
 
+OFTEN = {
+    "state.shards": 2,
+    "state.journal_file_bytes": 4096,
+    "snapshot.every_commits": 2,
+    "snapshot.prune_interval_s": 0,
+}
+"""What makes files be followed by others, snapshots be taken and journals be pruned within a short load."""
+
+RARE = ("rotation.", "snapshot.", "retention.")
+
 PASSAGES = {"journal": 21, "host": 6, "driver": 2, "task": 2}
 """At which passage a point of each kind kills: in the middle of the load. Every shard flushes once when it is opened."""
 
@@ -41,6 +51,7 @@ def point_scenarios() -> list[Scenario]:
             f"crash at {point}",
             run_through,
             faults=fault_of(point),
+            settings=OFTEN if point.startswith(RARE) else {},
             master=RETRYING if point.startswith("task.") else "local[3]",
         )
         for point in crash_points()
@@ -50,7 +61,7 @@ def point_scenarios() -> list[Scenario]:
 def all_points(kinds: tuple[str, ...], name: str) -> Scenario:
     """Every crash point of some kinds in the life of one checkpoint, each once."""
     points = [point for point in crash_points() if point.startswith(kinds)]
-    return Scenario(name, run_until_all_fired, faults=",".join(map(fault_of, points)), master=RETRYING)
+    return Scenario(name, run_until_all_fired, faults=",".join(map(fault_of, points)), settings=OFTEN, master=RETRYING)
 
 
 def run_until_all_fired(world: World) -> None:

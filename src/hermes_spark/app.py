@@ -105,8 +105,8 @@ def read_settings(environment: Mapping[str, str], spark_conf: Mapping[str, str])
 def run_job(spark: SparkSession, settings: Settings) -> Ended:
     """Start hosts and query, and return when the query has ended well. Raises `HermesError`s."""
     asked = StopSignals()
-    checkpoint, state_path = local_path(settings.checkpoint), _state_path(settings)
-    storage, journals = Storage.at(state_path), journals_at(state_path)
+    state_path = _state_path(settings)
+    storage = Storage.at(state_path)
     rival = Rival(storage)
     slots = _preflight(spark.sparkContext, settings)
     frame = open_source(spark, settings)
@@ -121,23 +121,7 @@ def run_job(spark: SparkSession, settings: Settings) -> Ended:
     pruner = _pruner(settings, state_path, storage)
     try:
         fleet.start(slots.hosts, settings.state.shards, _view(commits.last()))
-        orchestrator = Orchestrator(
-            BatchParts(
-                settings=settings,
-                query_id=query_id,
-                epoch=claim.epoch,
-                look=claim.look,
-                fleet=fleet,
-                commits=commits,
-                checkpoint=Storage.at(str(checkpoint)),
-                settle=partial(settle, checkpoint),
-                readers={shard: journals.reader(shard) for shard in range(settings.state.shards)},
-                sinks=_sinks(settings),
-                tasks=slots.tasks,
-                batch_log=_measurements(settings, f"batches-{claim.epoch}"),
-                pruner=pruner,
-            )
-        )
+        orchestrator = Orchestrator(_batch_parts(settings, claim, fleet, commits, pruner, slots))
         query = start(frame, settings, orchestrator)
         ended = watch(query, settings, orchestrator, asked)
         write_progress(query, _measurements(settings, f"progress-{claim.epoch}"))
@@ -146,6 +130,27 @@ def run_job(spark: SparkSession, settings: Settings) -> Ended:
         fleet.stop()
         pruner.close()
         claim.end()
+
+
+def _batch_parts(
+    settings: Settings, claim: DriverClaim, fleet: Fleet, commits: CommitLog, pruner: Pruner, slots: Slots
+) -> BatchParts:
+    checkpoint, journals = local_path(settings.checkpoint), journals_at(_state_path(settings))
+    return BatchParts(
+        settings=settings,
+        query_id=commits.meta(settings.state.shards).query_id,
+        epoch=claim.epoch,
+        look=claim.look,
+        fleet=fleet,
+        commits=commits,
+        checkpoint=Storage.at(str(checkpoint)),
+        settle=partial(settle, checkpoint),
+        readers={shard: journals.reader(shard) for shard in range(settings.state.shards)},
+        sinks=_sinks(settings),
+        tasks=slots.tasks,
+        batch_log=_measurements(settings, f"batches-{claim.epoch}"),
+        pruner=pruner,
+    )
 
 
 def _view(last: Commit | None) -> CommittedView:

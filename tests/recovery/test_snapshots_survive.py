@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from jobs import Job, executed_more_than_once, one_each, question
 from stack import Stack, ToolService
+
+pytestmark = [pytest.mark.spark, pytest.mark.triton, pytest.mark.timeout(420)]
 
 
 def test_a_job_that_lives_on_snapshots_loses_and_repeats_nothing(stack: Stack, triton: str, tools: ToolService) -> None:

@@ -40,11 +40,13 @@ def problems(world: World) -> list[str]:
 class _Check:
     def __init__(self, world: World) -> None:
         self._world = world
+        for path in sorted((world.root / "journal").rglob("*.log")):
+            world.disk.keep(path)
         self._executed = {call: len(times) for call, times in world.tools.executed.items()}
         self._journal: list[tuple[int, int, Record]] = [
             (shard, lsn, record)
             for shard in range(world.settings.state.shards)
-            for lsn, record in read(world.root, shard, Position(), None)
+            for lsn, record in read(world.disk.archive, shard, Position(), None)
         ]
         self._sent = {(sent.partition, sent.offset): sent for sent in world.workload.sent}
 
@@ -137,7 +139,7 @@ class _Check:
     def _replay(self) -> Iterator[str]:
         """Every publish once more, from the stored commits and the journal."""
         world = self._world
-        readers = [JournalReader(world.root, shard) for shard in range(world.settings.state.shards)]
+        readers = [JournalReader(world.disk.archive, shard) for shard in range(world.settings.state.shards)]
         query = next((row["query_id"] for rows in world.sink.tables.values() for row in rows), "")
         for commit in self._stored():
             if not commit.publish or (commit.batch, "outcomes") not in world.sink.tables:

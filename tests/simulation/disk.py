@@ -6,6 +6,7 @@ every file what was synced, and a part of the rest.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import random
@@ -56,10 +57,21 @@ class Disk:
         self._synced[status.st_ino] = max(self._synced.get(status.st_ino, 0), status.st_size)
         self.pause(0.2)
 
+    def keep(self, path: Path) -> None:
+        """Keep a journal's file for the checks in the end, whatever is pruned meanwhile."""
+        kept = self.archive / path.relative_to(self.root)
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            os.link(path, kept)
+
+    @property
+    def archive(self) -> Path:
+        return self.root / "archive"
+
     def cut_power(self) -> int:
         """Drop unsynced bytes of every journal, leaving a torn tail of any length; how many were dropped."""
         dropped = 0
-        for path in sorted(self.root.rglob("*.log")):
+        for path in sorted((self.root / "journal").rglob("*.log")):
             status = path.stat()
             unsynced = status.st_size - self._synced.get(status.st_ino, 0)
             if unsynced > 0:
@@ -85,6 +97,8 @@ class SimOs:
         self._next += 1
         fd, self._real[self._next] = self._next, os.open(path, flags, mode)
         process.on_death.append(lambda: self.close(fd))
+        if str(path).endswith(".log"):
+            self._disk.keep(Path(path))
         return fd
 
     def write(self, fd: int, data: Any) -> int:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from hermes_spark.errors import HermesError
 from hermes_spark.host.wire import HostPayload
 from hermes_spark.settings import to_json
 from hermes_spark.state.journal_reader import JournalReader
-from hermes_spark.streaming.commit import Commit, CommitLog
+from hermes_spark.state.retention import Retention
+from hermes_spark.streaming.commit import CommitLog
 from hermes_spark.streaming.epochs import DriverClaim
 from hermes_spark.streaming.fleet import Fleet
 from hermes_spark.streaming.orchestrator import BatchParts, Orchestrator
@@ -24,13 +25,6 @@ if TYPE_CHECKING:
 HOSTS = 2
 QUIET_BATCHES = 8
 """So many batches without an event or an open turn, and whatever is still missing is lost."""
-
-
-class NoPruner:
-    """Nothing is pruned here: the simulation has no snapshots."""
-
-    def committed(self, commit: Commit) -> None:
-        """Do nothing."""
 
 
 class Driver:
@@ -61,6 +55,10 @@ class Driver:
             self._quiet = (since, max(batches))
         return max(batches) >= self._quiet[1] + QUIET_BATCHES
 
+    def _pruner(self) -> Pruner:
+        shards = range(self._world.settings.state.shards)
+        return Pruner({n: Retention(self._world.root, n, self._world.state) for n in shards}, 0.0)
+
     def _run(self) -> None:
         world, settings = self._world, self._world.settings
         commits = CommitLog(world.state)
@@ -87,7 +85,6 @@ class Driver:
                     epoch=claim.epoch,
                     look=claim.look,
                     settle=lambda batch: None,
-                    pruner=cast(Pruner, NoPruner()),
                     fleet=fleet,
                     commits=commits,
                     checkpoint=world.checkpoint,
@@ -95,6 +92,7 @@ class Driver:
                     sinks=[world.sink],
                     tasks=2,
                     batch_log=None,
+                    pruner=self._pruner(),
                 )
             )
             thread = world.loop.thread

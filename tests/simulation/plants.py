@@ -17,7 +17,9 @@ from unittest import mock
 from hermes_spark.host import takes
 from hermes_spark.host.effects import EffectRunner
 from hermes_spark.state import journal, takeover
+from hermes_spark.state.retention import Retention
 from hermes_spark.streaming import handoff
+from hermes_spark.streaming.pruning import Pruner
 
 Plant = Callable[[], "contextlib.AbstractContextManager[None]"]
 
@@ -55,15 +57,16 @@ def _watermark() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _fold_from_commit() -> Iterator[None]:
-    """A new owner reads only what lies behind the last commit, as if everything before had been pruned."""
-    real = journal.ShardJournal.open
+def _prune_to_commit() -> Iterator[None]:
+    """Retention removes everything up to the newest commit, whatever the snapshots and a replay of it still need."""
 
-    def opened(root: Any, number: int, term: Any, *, now_ms: int, known_end: int = 0) -> journal.Opened:
-        opened_journal, past = real(root, number, term, now_ms=now_ms, known_end=known_end)
-        return journal.Opened(opened_journal, ((lsn, record) for lsn, record in past if lsn > known_end))
+    def prune(self: Any, needed: Any) -> int:
+        return self._remove_below(needed.lsn)
 
-    with mock.patch.object(journal.ShardJournal, "open", opened):
+    def committed(self: Any, commit: Any) -> None:
+        self.round = self._thread.submit(self._prune, commit.positions)
+
+    with mock.patch.object(Retention, "prune", prune), mock.patch.object(Pruner, "committed", committed):
         yield
 
 
@@ -72,15 +75,15 @@ PLANTS: dict[str, Plant] = {
         takeover,
         "_seal_and_find_end",
         "return _end_of(_sealed_file(directory, shard, by), shard, known_end)",
-        "end = _end_of(file_of(directory), shard, known_end); _sealed_file(directory, shard, by); return end",
+        "end = _end_of(files_of(directory)[-1], shard, known_end); _sealed_file(directory, shard, by); return end",
     ),
     "acknowledge_before_flush": _plant(
         takes.Offers, "take", "for shard in touched.values():\n        await shard.durable()", "pass"
     ),
     "trust_reader_watermark": _watermark,
-    "fold_from_commit": _fold_from_commit,
+    "prune_to_commit": _prune_to_commit,
     "append_behind_seal": _plant(
-        journal.TermWriter, "sync", "if os.fstat(self._fd).st_size != self._size:", "if False:"
+        journal.TermWriter, "_sync", "if os.fstat(self._fd).st_size != self._size:", "if False:"
     ),
     "send_before_intent_is_durable": _plant(EffectRunner, "_send", "await self._shard.durable()", "pass"),
     "send_again": _plant(EffectRunner, "_call", "if effect.call.status == SENT:", "if False:"),

@@ -12,6 +12,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from unittest import mock
 
@@ -143,6 +144,19 @@ class SimEvent:
         return self._loop.thread.wait(self._set, timeout)
 
 
+class SimExecutor:
+    """An executor whose work is done by simulated threads."""
+
+    def __init__(self, loop: SimLoop) -> None:
+        self._loop = loop
+
+    def submit(self, function: Callable[..., Any], *args: Any) -> Any:
+        return self._loop.run_in_executor(None, function, *args)
+
+    def shutdown(self, wait: bool = True) -> None:
+        pass
+
+
 class SimChance:
     """`secrets` and `uuid`: different every time, and the same for the same seed."""
 
@@ -188,6 +202,7 @@ def machine(
         ("os", os, SimOs(loop, disk)),
         ("time", time, SimTime(loop)),
         ("threading", threading, SimThreading(loop)),
+        ("ThreadPoolExecutor", ThreadPoolExecutor, lambda *_, **__: SimExecutor(loop)),
         ("secrets", secrets, SimChance(rng, secrets)),
         ("uuid", uuid, SimChance(rng, uuid)),
     ]

@@ -3,6 +3,7 @@
 Real: journal, takeover, commit log, orchestrator, hand-off, fleet, host, shard, intake, sessions, takes, effects, flusher,
 agent.
 Simulated: time, scheduling, threads, the disk's syncing, the network, small objects, Spark, sinks, the model and the tools.
+Also real: rotation, snapshots and retention.
 Not simulated: Flight, the JVM, RocksDB (a dict), and names in directories that were not synced before a power cut.
 """
 
@@ -27,6 +28,7 @@ from hermes_spark.settings import (
     IntakeSettings,
     Settings,
     SinkSettings,
+    SnapshotSettings,
     SourceSettings,
     StateSettings,
 )
@@ -230,7 +232,12 @@ class World:
             source=SourceSettings(kind="load" if self.workload.has_offsets else "files", path="/events"),
             host=HostSettings(address="host", restart_timeout_s=5.0, max_open_turns=rng.choice((2, 1024))),
             intake=IntakeSettings(chunk_rows=rng.choice((2, 256)), driver_rows=0 if tasks_only else 256),
-            state=StateSettings(shards=rng.randint(2, 4)),
+            state=StateSettings(
+                shards=rng.randint(2, 4),
+                local_path=f"{self.root}/local",
+                journal_file_bytes=rng.choice((1500, 8_388_608)),
+            ),
+            snapshot=SnapshotSettings(every_commits=rng.choice((2, 300)), every_records=rng.choice((10, 5000))),
             sink=SinkSettings(publish_interval_ms=rng.choice((0, 1000))),
         )
 
@@ -241,7 +248,8 @@ class World:
             "tokenizer_of": lambda settings: None,
             "TritonModel": lambda *_: SimModel(self.tools.rng),
             "HttpToolCaller": lambda settings: SimToolCaller(self.tools),
-            "RocksStore": lambda *_, **__: MemoryStore(),
+            "RocksStore": lambda path, **_: MemoryStore.load(path),
+            "Storage": SimpleNamespace(at=lambda location: self.state),
             "RocksMemory": lambda *_: None,
             "gc": SimpleNamespace(freeze=lambda: None),
         }

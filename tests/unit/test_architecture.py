@@ -77,7 +77,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
 """Libraries and the modules that may import them: a module `a.b` stands for itself, `a.b.c`, and `a.b_c`."""
 
 CONCRETE = {
-    "RocksStore": (),
+    "RocksStore": ("streaming.snapshot_start",),  # reads copies of what hosts wrote; there is nothing to choose
     "TritonModel": ("llm.udf",),
     "HttpToolCaller": (),
     "FileJournals": (),

@@ -204,7 +204,7 @@ def test_expired_row():
         "created_at": utc(NOW - 99_000),
         "active_at": utc(NOW - 60_000),
         "expired_at": utc(NOW),
-        "schema_version": 1,
+        "schema_version": 2,
     }
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
@@ -24,20 +23,13 @@ from hermes_spark.state.journal_reader import JournalReader
 from hermes_spark.state.records import Position, Record, Rejected, TermStarted
 from hermes_spark.state.storage import Storage
 from hermes_spark.streaming.commit import FORMAT, Commit, CommitLog, Meta
+from hermes_spark.streaming.snapshot_start import Start, start_of
 
 SESSIONS = pa.schema([*AGENT_STATE, ("shard", pa.int32()), ("batch_id", pa.int64())])
 """The columns of a table of sessions: the fields of the state, and where and when it was read."""
 
 ROWS = 256
 """Sessions of one Arrow batch: a history may have 48,000 characters and more, and Arrow's texts together 2 GB."""
-
-
-class Start(NamedTuple):
-    """Where the reading of a shard's journal begins."""
-
-    position: Position
-    states: dict[str, AgentState]
-    """All sessions at `position`, by id."""
 
 
 @dataclass(frozen=True)
@@ -119,8 +111,8 @@ class Committed:
         return JournalReader(self.root, shard).read(after, self.commit.positions.get(shard, Position()))
 
     def start(self, shard: int) -> Start:
-        """Where a shard is read from: the place for a snapshot that lies at or before the commit. So far the beginning."""
-        return Start(Position(), {})
+        """Where a shard is read from; see `start_of`."""
+        return start_of(self.root, shard, self.meta.shards, self.commit.positions.get(shard, Position()))
 
 
 def _state_directory(checkpoint: str) -> Path:
