@@ -20,7 +20,8 @@
     ├── HandoffError             a micro-batch could not hand its events over within its bound
     ├── Stopped                  a batch was not begun because the job is ending; no fault
     └── HostError                an agent host failed, or answered what it must not
-        └── HostAbsent           it is not there (yet, or any more); offer again later
+        ├── HostAbsent           it is not there (yet, or any more); offer again later
+        └── HostSilent           it is there and does not answer: it stands still
 
 Errors cross process borders (Spark pickles them), so each one keeps all it knows in `args`.
 What a tool or the model does wrong is *data* for the model (`tools.registry.ToolResult`, `messages.Reply.errors`), not an
@@ -111,3 +112,7 @@ class HostError(HermesError):
 
 class HostAbsent(HostError):
     """An agent host cannot be reached: it has died or has not started yet. Whoever gets this offers again later."""
+
+
+class HostSilent(HostError):
+    """An agent host is there and does not answer: its process stands still. It is ended, and started again."""

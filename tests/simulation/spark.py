@@ -203,6 +203,11 @@ class SimLauncher:
         self.hosts.append(host)
         self._start(host, payload)
 
+    def end(self, index: int) -> None:
+        for host in self.hosts:
+            if host.index == index:
+                self._stop(host)
+
     def kill(self) -> None:
         for host in self.hosts:
             self._stop(host)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
@@ -25,6 +26,7 @@ from hermes_spark.host.wire import (
 )
 from hermes_spark.settings import HostSettings
 from hermes_spark.state.records import Position, TermId
+from hermes_spark.streaming import fleet_host
 from hermes_spark.streaming.fleet import QUICK_DEATHS, Fleet
 from hermes_spark.streaming.ownership import CommittedView, DriverPlace
 
@@ -43,6 +45,9 @@ class ThreadHost:
         self.opens = launcher.opens
         self.launcher = launcher
         self.barrier_error: HermesError | None = None
+        self.slow = 0.0
+        self.answers = threading.Event()
+        self.answers.set()
         self._ended = ended
         self.server = WireServer("127.0.0.1", TOKEN, self)
         client = WireClient(payload.driver, TOKEN)
@@ -61,6 +66,10 @@ class ThreadHost:
                 raise StorageFull("no space at /state; free some")
             self.seen.append(assignment)
             self.terms.update(assignment.terms)
+        self.answers.wait(30)
+        if action == "barrier":
+            pause, self.slow = self.slow, 0.0
+            time.sleep(pause)
         if action == "barrier" and self.barrier_error is not None:
             raise self.barrier_error
         if action == "stop":
@@ -80,6 +89,7 @@ class Launcher:
         self.dies_at_once = False
         self.opens = True
         self.trouble: HermesError | None = None
+        self.ended: list[int] = []
 
     def take_trouble(self) -> HermesError | None:
         trouble, self.trouble = self.trouble, None
@@ -96,6 +106,11 @@ class Launcher:
     def _start(self, payload: bytes, ended: Callable[[HostExit], None]) -> None:
         ThreadHost(unpack(payload, HostPayload), ended, self)
 
+    def end(self, index: int) -> None:
+        self.ended.append(index)
+        self.of(index).answers.set()
+        self.of(index).die()
+
     def kill(self) -> None:
         pass
 
@@ -111,7 +126,7 @@ def launcher() -> Launcher:
 @pytest.fixture
 def fleet(launcher: Launcher) -> Iterator[Fleet]:
     payload = HostPayload(0, TOKEN, "", "", "q", "/state", b"{}")
-    settings = HostSettings(start_timeout_s=5, restart_timeout_s=0.3)
+    settings = HostSettings(start_timeout_s=5, restart_timeout_s=0.3, silence_s=0.5)
     fleet = Fleet(launcher, payload, settings, DriverPlace(7, "127.0.0.1"))
     yield fleet
     fleet.stop()
@@ -240,6 +255,39 @@ def test_what_ends_a_host_while_it_is_asked_does_not_end_the_query(fleet: Fleet,
     host.barrier_error = Fenced("the shard was closed")
     threading.Timer(0.2, host.die).start()
     assert len(fleet.barrier(10)) == 1
+
+
+def test_a_host_that_stands_still_is_ended_and_its_successor_owns_its_shards(
+    fleet: Fleet, launcher: Launcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet_host, "PING_S", 0.2)
+    fleet.start(2, 4, CommittedView({}, {}))
+    before = fleet.ownership().terms
+    launcher.of(1).answers.clear()
+    barriers = fleet.barrier(10)
+    assert launcher.ended == [1]
+    assert {p.shard: p.position.term > before[p.shard] for b in barriers for p in b.positions} == {
+        0: False, 1: True, 2: False, 3: True
+    }  # fmt: skip
+
+
+def test_a_host_whose_disk_is_slow_is_left_alone(fleet: Fleet, launcher: Launcher) -> None:
+    fleet.start(1, 2, CommittedView({}, {}))
+    launcher.of(0).slow = 1.0
+    assert len(fleet.barrier(10)) == 1
+    assert launcher.ended == []
+
+
+def test_hosts_that_answer_are_left_alone_when_asked_whether_they_are_there(
+    fleet: Fleet, launcher: Launcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet_host, "PING_S", 0.2)
+    fleet.start(2, 4, CommittedView({}, {}))
+    fleet.wake_silent()
+    assert launcher.ended == []
+    launcher.of(0).answers.clear()
+    fleet.wake_silent()
+    assert launcher.ended == [0]
 
 
 def test_an_error_without_words_is_still_one(launcher: Launcher) -> None:

@@ -102,12 +102,14 @@ class AgentHost:
         return asyncio.run_coroutine_threadsafe(self._offers.take(header, rows), self._loop).result(REQUEST_BOUND_S)
 
     def act(self, action: str, body: bytes) -> bytes:
-        """Answer `assign`, `barrier` and `stop`."""
+        """Answer `assign`, `barrier`, `ping` and `stop`."""
         work: Coroutine[None, None, msgspec.Struct]
         if action == "assign":
             work = self._assign(unpack(body, Assignment))
         elif action == "barrier":
             work = self._answer_barrier()
+        elif action == "ping":
+            work = self._ping()
         elif action == "stop":
             work = self._stop(HostExit())
         else:
@@ -189,6 +191,9 @@ class AgentHost:
             shard.committed()
         OPEN_TURNS.set(self.open_turns)
         return Barrier(tuple(positions), self.open_turns, self.ended_turns)
+
+    async def _ping(self) -> HostExit:
+        return HostExit()
 
     async def _stop(self, exit_: HostExit) -> HostExit:
         # A moment later, so that the answer leaves before the server goes.

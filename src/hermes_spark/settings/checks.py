@@ -65,6 +65,7 @@ _BOUNDS: dict[str, tuple[float, float]] = {
 _POSITIVE = (
     "host.start_timeout_s",
     "host.restart_timeout_s",
+    "host.silence_s",
     "intake.handoff_timeout_s",
     "model.connect_timeout_s",
     "model.timeout_s",

@@ -64,6 +64,8 @@ class HostSettings(_Section, frozen=True):
 
     start_timeout_s: float = 60.0
     restart_timeout_s: float = 20.0
+    silence_s: float = 15.0
+    """A host that does not answer for so long is ended and started again."""
     address: str = ""
     """Interface address that hosts and driver listen on; empty: the address that Spark's driver uses."""
     max_open_turns: int = 1024

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from hermes_spark.errors import HermesError, HostError, StartError
+from hermes_spark.errors import HermesError, HostError, HostSilent, StartError
 from hermes_spark.events import Row
 from hermes_spark.host.wire import (
     Assignment,
@@ -33,17 +33,13 @@ from hermes_spark.host.wire import (
 )
 from hermes_spark.settings import HostSettings
 from hermes_spark.state.records import TermId
-from hermes_spark.streaming.fleet_host import STOP_TIMEOUT_S, FleetHost, tell_to_stop
+from hermes_spark.streaming.fleet_host import LASTING_FAULTS, STOP_TIMEOUT_S, FleetHost, tell_to_stop
 from hermes_spark.streaming.launcher import HostLauncher
 from hermes_spark.streaming.ownership import CommittedView, DriverPlace, Ownership
 
 log = logging.getLogger(__name__)
 
 ASSIGN_TIMEOUT_S = 80.0
-LASTING_FAULTS = frozenset(
-    {"StorageFull", "JournalCorrupt", "CheckpointMismatch", "SettingsError", "StartError", "ModelContractError"}
-)
-"""Ends of a host that starting it again does not mend: the query ends with their sentence instead."""
 QUICK_DEATHS = 5
 """A host that dies so often in a row, each time before it was ready for `QUICK_S`, ends the query."""
 QUICK_S = 5.0
@@ -140,7 +136,7 @@ class Fleet:
         while time.monotonic() < deadline:
             self.wait_ready(max(0.1, deadline - time.monotonic()))
             try:
-                answers = [host.barrier() for host in self._owners()]
+                answers = [self._answer_of(host) for host in self._owners()]
             except HermesError as exc:
                 # A host that is ending answers with whatever ended it; its end is dealt with where it is seen.
                 trouble = str(exc)
@@ -149,6 +145,14 @@ class Fleet:
                     return answers
             time.sleep(0.05)
         raise HostError(f"no positions from all hosts within {timeout_s:g} s: {trouble}")
+
+    def wake_silent(self) -> None:
+        """Find hosts that stand still, and end them: their successors take over what they own."""
+        for host in self._owners():
+            try:
+                self._answer_of(host)
+            except HermesError as exc:
+                log.info("asked whether it is there: %s", exc)
 
     def committed(self, view: CommittedView) -> None:
         """Note the newest commit, for owners to come."""
@@ -268,6 +272,14 @@ class Fleet:
     def _owners(self) -> list[FleetHost]:
         with self._changed:
             return [host for host in self._hosts if host.index in set(self._owner.values())]
+
+    def _answer_of(self, host: FleetHost) -> Barrier:
+        try:
+            return host.barrier(self._settings.silence_s)
+        except HostSilent as exc:
+            log.warning("%s; it is ended and started again", exc)
+            self._launcher.end(host.index)
+            raise
 
     def _believable(self, answers: list[Barrier]) -> bool:
         """Only answers from the newest term assigned count, and all shards must be among them."""

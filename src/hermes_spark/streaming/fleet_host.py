@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import logging
+import time
 
 import msgspec
 
-from hermes_spark.errors import HermesError, HostError
+from hermes_spark.errors import HermesError, HostAbsent, HostError, HostSilent
 from hermes_spark.host.wire import Barrier, Registration, WireClient, unpack
 
 log = logging.getLogger(__name__)
 
-BARRIER_TIMEOUT_S = 15.0
+LASTING_FAULTS = frozenset(
+    {"StorageFull", "JournalCorrupt", "CheckpointMismatch", "SettingsError", "StartError", "ModelContractError"}
+)
+"""Ends of a host that starting it again does not mend: the query ends with their sentence instead."""
 STOP_TIMEOUT_S = 5.0
+PING_S = 3.0
+"""A ping waits for nothing but the host's loop, which never works on one thing for so long."""
 
 
 class FleetHost(msgspec.Struct):
@@ -26,11 +32,29 @@ class FleetHost(msgspec.Struct):
     """When it came into this state (monotonic)."""
     quick_deaths: int = 0
 
-    def barrier(self) -> Barrier:
-        """Its durable positions. Raises `HostError` when it is gone, and whatever error it is ending with."""
+    def barrier(self, timeout_s: float) -> Barrier:
+        """Its durable positions.
+
+        Raises `HostError` when it is gone, `HostSilent` when it stands still, and whatever error it is ending with.
+        """
         if self.client is None:
             raise HostError(f"host {self.index} is gone")
-        return unpack(self.client.act("barrier", b"", BARRIER_TIMEOUT_S), Barrier)
+        asked = time.monotonic()
+        try:
+            return unpack(self.client.act("barrier", b"", timeout_s), Barrier)
+        except HostAbsent:
+            if time.monotonic() - asked < timeout_s / 2:
+                raise  # it is gone, which is seen elsewhere
+            self._ping(timeout_s)
+            raise
+
+    def _ping(self, waited_s: float) -> None:
+        """Raise `HostSilent` unless it answers at all: a slow disk delays a barrier, and is no reason to end a host."""
+        try:
+            if self.client is not None:
+                self.client.act("ping", b"", PING_S)
+        except HostAbsent as exc:
+            raise HostSilent(f"host {self.index} has not answered for {waited_s:g} s") from exc
 
 
 def tell_to_stop(client: WireClient) -> None:

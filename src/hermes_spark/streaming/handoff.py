@@ -34,7 +34,7 @@ from hermes_spark.streaming.rows import decode, from_arrow
 
 log = logging.getLogger(__name__)
 
-OFFER_TIMEOUT_S = 60.0
+OFFER_TIMEOUT_S = 25.0
 """One offer: a host lets it wait 10 s for room, and flushes within milliseconds."""
 
 _COUNTS = [pa.field("taken", pa.int64()), pa.field("skipped", pa.int64())]
@@ -183,6 +183,7 @@ def hand_over(frame: DataFrame, plan: HandoffPlan, fleet: Fleet, tasks: int) -> 
                 f"batch {plan.batch}: {len(handed.untaken)} rows found no owner in time; see the hosts' errors"
             )
         fleet.wait_ready(max(0.1, deadline - time.monotonic()))
+        fleet.wake_silent()
         again = msgspec.structs.replace(plan, ownership=fleet.ownership())
         round_ = _offer_all(again, iter(handed.untaken))
         if round_.taken or round_.skipped:

@@ -1,7 +1,7 @@
 """Starts agent hosts as Spark tasks: one job of one task per host, each submitted by a thread of its own.
 
 One job per host, because a job dies as a whole: with one job of N tasks the death of one host would kill the healthy ones.
-The jobs belong to a job group of their own, so that stopping the query does not cancel them.
+Each belongs to a job group of its own, so that stopping the query does not cancel them.
 """
 
 from __future__ import annotations
@@ -26,6 +26,10 @@ class HostLauncher(Protocol):
         """Start host `index`; returns at once. `ended` is called once, on another thread, when it is gone."""
         ...
 
+    def end(self, index: int) -> None:
+        """End host `index` without asking it; it may stand still."""
+        ...
+
     def kill(self) -> None:
         """End all hosts that still run, without asking them."""
         ...
@@ -42,18 +46,25 @@ class SparkHostLauncher:
         self._context = context
         self._entry = entry
         self._group = f"hermes-hosts-{run_id}"
+        self._launched: set[int] = set()
 
     def launch(self, index: int, payload: bytes, ended: Callable[[HostExit], None]) -> None:
         """Submit the job of one host. See `HostLauncher`."""
+        self._launched.add(index)
         InheritableThread(target=self._run, args=(index, payload, ended), daemon=True, name=f"host-{index}").start()
 
+    def end(self, index: int) -> None:
+        """Cancel its job group: Spark kills what has not ended 1.2 s + `spark.python.task.killTimeout` later."""
+        self._context.cancelJobGroup(f"{self._group}-{index}")
+
     def kill(self) -> None:
-        """Cancel the job group: Spark kills what has not ended 1.2 s + `spark.python.task.killTimeout` later."""
-        self._context.cancelJobGroup(self._group)
+        """`end` for all of them."""
+        for index in list(self._launched):
+            self.end(index)
 
     def _run(self, index: int, payload: bytes, ended: Callable[[HostExit], None]) -> None:
         context = self._context
-        context.setJobGroup(self._group, f"hermes agent host {index} (runs until the job ends)")
+        context.setJobGroup(f"{self._group}-{index}", f"hermes agent host {index} (runs until the job ends)")
         context.setLocalProperty("callSite.short", f"agent host {index}")
         context.setLocalProperty("callSite.long", f"hermes-spark agent host {index}: owns shards and runs their turns")
         exit_ = HostExit("HostError", "the host's task ended without a result")
