@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import time
@@ -83,6 +84,20 @@ def kill_executor(world: World) -> None:
     _sweep(host_started_s)
 
 
+def stop_host(world: World) -> None:
+    """The newest host stands still until another one owns its shards, and goes on then, if it was not killed meanwhile."""
+    _in_the_middle(world)
+    host = world.host()
+    host.suspend()
+    world.hit("SIGSTOP of an agent host")
+    try:
+        world.until(lambda: world.host().pid != host.pid, "another host")
+    finally:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            host.resume()
+    world.drain()
+
+
 def stop_job_until_overtaken(world: World) -> None:
     """Driver and host stand still, another job takes their place, and they go on: nothing that they do may count any more."""
     _in_the_middle(world)
@@ -145,5 +160,6 @@ KILLS = [
         master=EXECUTORS,
         settings={"hosts": 2, "spark.executor.memory": "600m"},
     ),
+    Scenario("a stopped host is replaced and goes on", stop_host, settings={"host.silence_s": 5}),
     Scenario("a stopped driver and host go on after another job took over", stop_job_until_overtaken),
 ]
