@@ -29,7 +29,7 @@ def test_a_second_job_refuses_while_the_first_lives(stack: Stack, triton: str, t
     rows += job.drop(some_questions(5))
     job.part = first
     job.until(lambda: len(job.rows()) == rows, "outcomes after the refusal")
-    first.signal(signal.SIGTERM)
+    os.kill(job.driver_pid(), signal.SIGTERM)
     assert first.wait(90) == 0, first.tail(60)
     assert one_each(job.rows())
 

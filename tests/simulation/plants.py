@@ -15,6 +15,7 @@ from typing import Any
 from unittest import mock
 
 from hermes_spark.host import takes
+from hermes_spark.host.calls import Calls
 from hermes_spark.host.effects import EffectRunner
 from hermes_spark.state import journal, takeover
 from hermes_spark.state.retention import Retention
@@ -85,8 +86,13 @@ PLANTS: dict[str, Plant] = {
     "append_behind_seal": _plant(
         journal.TermWriter, "_sync", "if os.fstat(self._fd).st_size != self._size:", "if False:"
     ),
-    "send_before_intent_is_durable": _plant(EffectRunner, "_send", "await self._shard.durable()", "pass"),
-    "send_again": _plant(EffectRunner, "_call", "if effect.call.status == SENT:", "if False:"),
+    "send_before_intent_is_durable": _plant(Calls, "_intend", "await self._shard.durable()", "pass"),
+    "send_again": _plant(
+        EffectRunner,
+        "_call",
+        "self._calls.settle(effect) if effect.call.status == SENT else self._calls",
+        "self._calls",
+    ),
 }
 
 FOCUS: dict[str, list[str]] = {"seal_after_reading": ["second_copy", "second_copy"]}
