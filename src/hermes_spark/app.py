@@ -7,6 +7,7 @@ Two processes start here. `stream_agent` is the driver's job (`jobs/stream_agent
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
 import os
@@ -117,39 +118,45 @@ def run_job(spark: SparkSession, settings: Settings) -> Ended:
     claim = DriverClaim.take(storage, known=0 if last is None else last.epoch)
     log.info("query %s, epoch %d: %d hosts, %d slots for batches", query_id, claim.epoch, slots.hosts, slots.tasks)
     fleet = _fleet(spark.sparkContext, settings, query_id, claim.epoch, state_path)
-    claim.keep_beating(fleet.fail)
-    pruner = _pruner(settings, state_path, storage)
-    try:
+    with contextlib.ExitStack() as ending:
+        ending.callback(claim.end)
+        claim.keep_beating(fleet.fail)
+        parts = _batch_parts(settings, query_id, claim, fleet, commits, slots.tasks)
+        ending.callback(parts.pruner.close)
+        ending.callback(fleet.stop)
         fleet.start(slots.hosts, settings.state.shards, _view(commits.last()))
-        orchestrator = Orchestrator(_batch_parts(settings, claim, fleet, commits, pruner, slots))
+        orchestrator = Orchestrator(parts)
         query = start(frame, settings, orchestrator)
         ended = watch(query, settings, orchestrator, asked)
         write_progress(query, _measurements(settings, f"progress-{claim.epoch}"))
         return ended
-    finally:
-        fleet.stop()
-        pruner.close()
-        claim.end()
 
 
 def _batch_parts(
-    settings: Settings, claim: DriverClaim, fleet: Fleet, commits: CommitLog, pruner: Pruner, slots: Slots
+    settings: Settings, query_id: str, claim: DriverClaim, fleet: Fleet, commits: CommitLog, tasks: int
 ) -> BatchParts:
-    checkpoint, journals = local_path(settings.checkpoint), journals_at(_state_path(settings))
+    checkpoint, state_path, shards = (
+        local_path(settings.checkpoint),
+        _state_path(settings),
+        range(settings.state.shards),
+    )
+    journals = journals_at(state_path)
     return BatchParts(
         settings=settings,
-        query_id=commits.meta(settings.state.shards).query_id,
+        query_id=query_id,
         epoch=claim.epoch,
         look=claim.look,
         fleet=fleet,
         commits=commits,
         checkpoint=Storage.at(str(checkpoint)),
         settle=partial(settle, checkpoint),
-        readers={shard: journals.reader(shard) for shard in range(settings.state.shards)},
+        readers={shard: journals.reader(shard) for shard in shards},
         sinks=_sinks(settings),
-        tasks=slots.tasks,
+        tasks=tasks,
         batch_log=_measurements(settings, f"batches-{claim.epoch}"),
-        pruner=pruner,
+        pruner=Pruner(
+            {} if is_remote(state_path) else _retained(state_path, shards), settings.snapshot.prune_interval_s
+        ),
     )
 
 
@@ -162,11 +169,10 @@ def _measurements(settings: Settings, name: str) -> JsonLines | None:
     return JsonLines(directory, f"{name}.jsonl") if directory else None
 
 
-def _pruner(settings: Settings, state_path: str, storage: Storage) -> Pruner:
-    """Only journals in files are pruned."""
-    shards = range(0 if is_remote(state_path) else settings.state.shards)
-    retained = {shard: Retention(local_path(state_path), shard, storage) for shard in shards}
-    return Pruner(retained, settings.snapshot.prune_interval_s)
+def _retained(state_path: str, shards: range) -> dict[int, Retention]:
+    """What prunes the journals in files; those in objects are not pruned."""
+    storage = Storage.at(state_path)
+    return {shard: Retention(local_path(state_path), shard, storage) for shard in shards}
 
 
 def _preflight(context: SparkContext, settings: Settings) -> Slots:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Iterator
 
 import pytest
@@ -25,6 +23,7 @@ from hermes_spark.streaming.publish import (
     read_table,
 )
 from hermes_spark.streaming.table_schemas import TABLES
+from small_spark import small_spark
 
 pytestmark = pytest.mark.spark
 
@@ -40,18 +39,8 @@ READERS = {
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[SparkSession]:
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    session = (
-        SparkSession.builder.master("local[2]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.sql.session.timeZone", "UTC")
-        .getOrCreate()
-    )
-    session.sparkContext.setLogLevel("OFF")
-    yield session
-    session.stop()
+    with small_spark() as session:
+        yield session
 
 
 def outcome(session_id: str, *calls: CallSummary) -> Outcome:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ from hermes_spark.events import Coordinates, Row, parse_event
 from hermes_spark.settings import Settings, SourceSettings, TriggerSettings
 from hermes_spark.streaming.rows import MAX_FILE_BYTES, decode, from_arrow
 from hermes_spark.streaming.source import open_source, ranges
+from small_spark import small_spark
 
 pytestmark = pytest.mark.spark
 
@@ -28,20 +28,9 @@ DEADLINE_S = 60.0
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[SparkSession]:
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    session = (
-        SparkSession.builder.master("local[2]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.sql.session.timeZone", "UTC")
-        # A file above the bound must not even be opened: Spark fails the batch when somebody asks for such content.
-        .config("spark.sql.sources.binaryFile.maxLength", str(MAX_FILE_BYTES))
-        .getOrCreate()
-    )
-    session.sparkContext.setLogLevel("OFF")
-    yield session
-    session.stop()
+    # A file above the bound must not even be opened: Spark fails the batch when somebody asks for such content.
+    with small_spark(spark__sql__sources__binaryFile__maxLength=str(MAX_FILE_BYTES)) as session:
+        yield session
 
 
 class Run:

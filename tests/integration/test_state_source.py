@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +13,7 @@ from pyspark.sql import SparkSession
 from checkpoints import Checkpoint, busy
 from hermes_spark.state.arrow import AGENT_STATE, from_struct, to_struct
 from hermes_spark.streaming.committed import SESSIONS, Committed
+from small_spark import small_spark
 
 pytest.importorskip("pyspark.sql.datasource", reason="Python data sources need Spark 4")
 pytestmark = pytest.mark.spark
@@ -26,19 +25,9 @@ README = Path(__file__).parents[2] / "README.md"
 def spark() -> Iterator[SparkSession]:
     from hermes_spark.streaming.state_source import StateSource
 
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    session = (
-        SparkSession.builder.master("local[2]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.sql.session.timeZone", "UTC")
-        .getOrCreate()
-    )
-    session.sparkContext.setLogLevel("OFF")
-    session.dataSource.register(StateSource)
-    yield session
-    session.stop()
+    with small_spark() as session:
+        session.dataSource.register(StateSource)
+        yield session
 
 
 @pytest.fixture

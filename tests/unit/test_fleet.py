@@ -283,10 +283,10 @@ def test_hosts_that_answer_are_left_alone_when_asked_whether_they_are_there(
 ) -> None:
     monkeypatch.setattr(fleet_host, "PING_S", 0.2)
     fleet.start(2, 4, CommittedView({}, {}))
-    fleet.wake_silent()
+    fleet.end_silent()
     assert launcher.ended == []
     launcher.of(0).answers.clear()
-    fleet.wake_silent()
+    fleet.end_silent()
     assert launcher.ended == [0]
 
 

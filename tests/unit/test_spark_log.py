@@ -12,6 +12,7 @@ def test_what_spark_wrote_about_a_batch_is_synced(tmp_path: Path, monkeypatch: p
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("v1")
     os.utime(tmp_path / "sources/0/3", ns=(1, 1))
+    (tmp_path / "sources/0/.4.crc").write_text("written last, by Hadoop")
     (tmp_path / "sources/1").mkdir()
     synced = []
     monkeypatch.setattr(os, "fsync", lambda fd: synced.append(str(Path(f"/proc/self/fd/{fd}").readlink())))

@@ -119,9 +119,8 @@ class Calls:
         )
         try:
             return await ask(tool, request)
-        except (
-            Exception
-        ) as exc:  # a fault of ours ends this call, not the host; it may have happened, so it is not "error"
+        except Exception as exc:
+            # A fault of ours ends this call, not the host; it may have happened, so it is not "error".
             return ToolResult("unknown", f"internal fault while calling ({describe(exc)}); it may have happened", 1)
 
 

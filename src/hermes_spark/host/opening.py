@@ -19,8 +19,9 @@ from hermes_spark.host.snapshotting import SnapshotQueue, Snapshotter
 from hermes_spark.state.journal import ShardJournal
 from hermes_spark.state.journal_files import REMEDY, term_name
 from hermes_spark.state.journal_store import Journals, RecordReader
+from hermes_spark.state.objects import Objects
 from hermes_spark.state.records import Position, TermId
-from hermes_spark.state.snapshots import Contents, Objects, ShardSnapshots
+from hermes_spark.state.snapshots import Contents, ShardSnapshots
 from hermes_spark.state.store import StateStore
 from hermes_spark.state.takeover import fenced
 from hermes_spark.telemetry import SNAPSHOTS

@@ -44,7 +44,7 @@ def file_name(first_lsn: int) -> str:
 
 
 def term_directories(directory: Path) -> list[tuple[TermId, Path]]:
-    """All terms of a shard's directory, claims included, oldest first. None when the directory does not exist."""
+    """All terms of a shard's directory, claims included, oldest first; none when the directory does not exist."""
     if not directory.is_dir():
         return []
     matches = ((_TERM.fullmatch(path.name), path) for path in directory.iterdir())

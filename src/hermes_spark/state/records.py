@@ -242,7 +242,6 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True, tag="o"):
     metadata: JsonObject = {}
     audit_head: str = ""
     """The newest hash of the session's audit chain before this turn's calls (`agent.audit`); empty when it begins here."""
-
     undos: tuple[UndoSummary, ...] = ()
     """Of a turn that failed or was cancelled, in the order they were made."""
 

@@ -30,8 +30,9 @@ from hermes_spark.state.journal_files import (
     term_directories,
 )
 from hermes_spark.state.journal_reader import JournalReader
+from hermes_spark.state.objects import Objects
 from hermes_spark.state.records import Position
-from hermes_spark.state.snapshots import Objects, ShardSnapshots
+from hermes_spark.state.snapshots import ShardSnapshots
 from hermes_spark.state.storage import storage_errors, sync_directory, write_synced
 from hermes_spark.telemetry import SNAPSHOTS
 

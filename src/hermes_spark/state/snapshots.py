@@ -16,39 +16,19 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 
 from hermes_spark import faults
 from hermes_spark.errors import SnapshotDamaged
 from hermes_spark.state.journal_files import term_name
+from hermes_spark.state.objects import Objects
 from hermes_spark.state.records import Position
 from hermes_spark.state.storage import storage_errors
 
 FORMAT = 1
 _STATES = "states"
 """The file that is not the store's."""
-
-
-class Objects(Protocol):
-    """The part of `state.storage.Storage` that this module needs."""
-
-    def put(self, key: str, data: bytes) -> None:
-        """Write, replacing what is there."""
-        ...
-
-    def get(self, key: str) -> bytes | None:
-        """The bytes, or None."""
-        ...
-
-    def list(self, prefix: str) -> list[str]:
-        """Sorted keys under a prefix."""
-        ...
-
-    def delete(self, key: str) -> None:
-        """Remove a key."""
-        ...
 
 
 class ShardMemory(msgspec.Struct, frozen=True, array_like=True):

@@ -130,15 +130,23 @@ def is_remote(location: str) -> bool:
     return urlsplit(location).scheme in _REMOTE
 
 
-def local_path(location: str) -> Path:
-    """The absolute path behind a local path or a `file:` URL. Raises `SettingsError` for any other URL."""
+def as_local(location: str) -> Path | None:
+    """The absolute path behind a local path or a `file:` URL; None for any other URL."""
     parts = urlsplit(location)
     if parts.scheme not in ("", "file"):
+        return None
+    return Path(unquote(parts.path) if parts.scheme else location).absolute()
+
+
+def local_path(location: str) -> Path:
+    """`as_local`, for a setting that must be local. Raises `SettingsError` for any other URL."""
+    path = as_local(location)
+    if path is None:
         raise SettingsError(
             f"{location} cannot be used as storage; expected a local directory or an s3://, gs:// or az:// URL "
             "(set spark.hermes.state.path to put the state elsewhere than Spark's checkpoint)."
         )
-    return Path(unquote(parts.path) if parts.scheme else location).absolute()
+    return path
 
 
 def storage_error(error: OSError, where: str | Path) -> StateError:

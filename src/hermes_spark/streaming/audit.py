@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from hermes_spark.agent.audit import link
 from hermes_spark.errors import SettingsError, StateError
 from hermes_spark.state.records import Outcome, Position
+from hermes_spark.state.storage import as_local
 from hermes_spark.streaming.committed import Committed
 from hermes_spark.streaming.publish import read_files, table_files
 from hermes_spark.streaming.table_schemas import OUTCOMES, SCHEMA_VERSION
@@ -28,7 +29,7 @@ from hermes_spark.streaming.tables import build_tables
 Row = dict[str, Any]
 """A row of the table `outcomes`."""
 
-_ADDED = {2: {"previous_hash", "hash"}}
+_ADDED = {2: {"previous_hash", "hash", "undos"}}
 """What each schema version of the table added, to rows or to their calls."""
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
 
@@ -54,9 +55,8 @@ class Bounds(NamedTuple):
     """The last LSN whose outcome can have been."""
 
 
-def outcome_rows(committed: Committed, shard: int) -> dict[int, Row]:
-    """The rows that the journal of a shard gives, from its `start` to the commit, by LSN."""
-    after = committed.start(shard).position
+def outcome_rows(committed: Committed, shard: int, after: Position) -> dict[int, Row]:
+    """The rows that the journal of a shard gives, from `after` (that of its `start`) to the commit, by LSN."""
     placed = ((shard, lsn, record) for lsn, record in committed.records(shard, after) if isinstance(record, Outcome))
     rows = build_tables(committed.meta.query_id, committed.commit.batch, placed)["outcomes"].to_pylist()
     return {row["lsn"]: row for row in rows}
@@ -76,11 +76,11 @@ def session_rows(committed: Committed, session_id: str, sink: str | None) -> lis
     Raises `SettingsError` when there is none.
     """
     shard = committed.shard_of(session_id)
-    rows = [row for row in outcome_rows(committed, shard).values() if row["session_id"] == session_id]
+    start = committed.start(shard).position
+    rows = [row for row in outcome_rows(committed, shard, start).values() if row["session_id"] == session_id]
     if sink is not None:
-        start = committed.start(shard).position.lsn
         older = published_rows(_files(sink), committed, shard)
-        rows = [row for row in older if row["session_id"] == session_id and row["lsn"] <= start] + rows
+        rows = [row for row in older if row["session_id"] == session_id and row["lsn"] <= start.lsn] + rows
     if not rows:
         raise SettingsError(f"No turn of a session {session_id!r} has ended up to batch {committed.commit.batch}.")
     return rows
@@ -110,7 +110,7 @@ def verify(checkpoint: str, sink: str) -> Report:
 def verify_shard(committed: Committed, shard: int, rows: list[Row], bounds: Bounds) -> Iterator[str]:
     """A sentence for each row of a shard that is not as it should be. `rows` are all that were published of it."""
     start = committed.start(shard)
-    expected = outcome_rows(committed, shard)
+    expected = outcome_rows(committed, shard, start.position)
     seen: set[int] = set()
     for row in rows:
         lsn = row["lsn"]
@@ -212,8 +212,8 @@ def _elsewhere(files: list[Path], committed: Committed) -> tuple[list[str], int]
 
 
 def _files(sink: str) -> list[Path]:
-    path = Path(sink.removeprefix("file://"))
-    if not path.is_dir():
+    path = as_local(sink)
+    if path is None or not path.is_dir():
         raise SettingsError(f"{sink} is no directory of published tables; give the job's spark.hermes.sink.path.")
     return table_files(path, "outcomes")
 

@@ -13,12 +13,13 @@ from __future__ import annotations
 import hashlib
 import re
 import uuid
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import msgspec
 
 from hermes_spark.errors import CheckpointMismatch, StateError
 from hermes_spark.events import ROUTING_VERSION
+from hermes_spark.state.objects import Objects
 from hermes_spark.state.records import Position
 
 T = TypeVar("T")
@@ -29,26 +30,6 @@ KEPT_COMMITS = 100
 
 
 _CHECK = re.compile(rb',"check":"([0-9a-f]{16})"}$')
-
-
-class ObjectStorage(Protocol):
-    """The part of `state.storage.Storage` that this module needs."""
-
-    def put_if_absent(self, key: str, data: bytes) -> bool:
-        """Write unless the key exists; whether it wrote."""
-        ...
-
-    def get(self, key: str) -> bytes | None:
-        """The bytes, or None."""
-        ...
-
-    def list(self, prefix: str) -> list[str]:
-        """Sorted keys under a prefix."""
-        ...
-
-    def delete(self, key: str) -> None:
-        """Remove a key."""
-        ...
 
 
 class Meta(msgspec.Struct, frozen=True):
@@ -87,7 +68,7 @@ class Commit(msgspec.Struct, frozen=True):
 class CommitLog:
     """Reads and writes both kinds of objects."""
 
-    def __init__(self, storage: ObjectStorage) -> None:
+    def __init__(self, storage: Objects) -> None:
         self._storage = storage
 
     def meta(self, shards: int) -> Meta:

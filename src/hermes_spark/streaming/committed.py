@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 
@@ -21,7 +20,7 @@ from hermes_spark.state.agent_state import AgentState
 from hermes_spark.state.arrow import AGENT_STATE, to_struct
 from hermes_spark.state.journal_reader import JournalReader
 from hermes_spark.state.records import Position, Record, Rejected, TermStarted
-from hermes_spark.state.storage import Storage
+from hermes_spark.state.storage import Storage, as_local
 from hermes_spark.streaming.commit import FORMAT, Commit, CommitLog, Meta
 from hermes_spark.streaming.snapshot_start import Start, start_of
 
@@ -118,12 +117,11 @@ class Committed:
 def _state_directory(checkpoint: str) -> Path:
     if not checkpoint:
         raise _no_state(checkpoint)
-    url = urlsplit(checkpoint)
-    if url.scheme not in ("", "file"):
+    path = as_local(checkpoint)
+    if path is None:
         raise SettingsError(
             f"{checkpoint} cannot be read; the state is kept on a local disk: give a directory of this machine."
         )
-    path = Path(unquote(url.path) if url.scheme else checkpoint).absolute()
     for root in (path / "hermes", path):
         if (root / "meta.json").is_file():
             return root

@@ -18,11 +18,11 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 import msgspec
 
 from hermes_spark.errors import HermesError, StartError, StateError, Superseded
+from hermes_spark.state.objects import Objects
 
 log = logging.getLogger(__name__)
 
@@ -30,30 +30,6 @@ BEAT_S = 1.0
 PATIENCE_S = 4.0
 """Four beats: one that is late on a busy machine is not missed."""
 POLL_S = 0.1
-
-
-class BeatStorage(Protocol):
-    """The part of `state.storage.Storage` that this module needs."""
-
-    def put_if_absent(self, key: str, data: bytes) -> bool:
-        """Write unless the key exists; whether it wrote."""
-        ...
-
-    def put(self, key: str, data: bytes) -> None:
-        """Write, replacing."""
-        ...
-
-    def get(self, key: str) -> bytes | None:
-        """The bytes, or None."""
-        ...
-
-    def list(self, prefix: str) -> list[str]:
-        """Sorted keys under a prefix."""
-        ...
-
-    def delete(self, key: str) -> None:
-        """Remove a key."""
-        ...
 
 
 class Epoch(msgspec.Struct, frozen=True):
@@ -75,7 +51,7 @@ class Beat(msgspec.Struct, frozen=True):
 class Rival:
     """The driver that was there before: watched from the making of this object, so that other preparations go on meanwhile."""
 
-    def __init__(self, storage: BeatStorage, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, storage: Objects, clock: Callable[[], float] = time.monotonic) -> None:
         self._storage = storage
         self._clock = clock
         self._since = clock()
@@ -112,7 +88,7 @@ class Rival:
 class DriverClaim:
     """This driver's epoch. `look` and `end` are for the driver's threads, the beat runs on one of its own."""
 
-    def __init__(self, storage: BeatStorage, epoch: int) -> None:
+    def __init__(self, storage: Objects, epoch: int) -> None:
         self.epoch = epoch
         self._storage = storage
         self._ended = threading.Event()
@@ -120,7 +96,7 @@ class DriverClaim:
         self._number = 0
 
     @classmethod
-    def take(cls, storage: BeatStorage, known: int = 0) -> DriverClaim:
+    def take(cls, storage: Objects, known: int = 0) -> DriverClaim:
         """Claim the next epoch, and give the first sign of life.
 
         `known`: an epoch that was claimed according to a commit, even if somebody deleted its claim.
@@ -178,7 +154,7 @@ class DriverClaim:
                 log.warning("no sign of life could be given: %s", exc)
 
 
-def newest_epoch(storage: BeatStorage) -> int:
+def newest_epoch(storage: Objects) -> int:
     """The highest epoch that was claimed; 0 before the first."""
     keys = storage.list("epochs/")
     return max((int(key.rsplit("/", 1)[1].removesuffix(".json")) for key in keys), default=0)

@@ -146,7 +146,7 @@ class Fleet:
             time.sleep(0.05)
         raise HostError(f"no positions from all hosts within {timeout_s:g} s: {trouble}")
 
-    def wake_silent(self) -> None:
+    def end_silent(self) -> None:
         """Find hosts that stand still, and end them: their successors take over what they own."""
         for host in self._owners():
             try:

@@ -183,7 +183,7 @@ def hand_over(frame: DataFrame, plan: HandoffPlan, fleet: Fleet, tasks: int) -> 
                 f"batch {plan.batch}: {len(handed.untaken)} rows found no owner in time; see the hosts' errors"
             )
         fleet.wait_ready(max(0.1, deadline - time.monotonic()))
-        fleet.wake_silent()
+        fleet.end_silent()
         again = msgspec.structs.replace(plan, ownership=fleet.ownership())
         round_ = _offer_all(again, iter(handed.untaken))
         if round_.taken or round_.skipped:

@@ -52,7 +52,7 @@ def settle(checkpoint: Path, batch: int) -> None:
     Spark does not sync them itself (Hadoop's local files leave that to the system); after a power cut a commit of ours would
     stand for a batch that Spark knows nothing of. Raises `StateError` when the disk cannot.
     """
-    newest = (max(source.iterdir(), key=lambda path: path.stat().st_mtime_ns) for source in _sources(checkpoint))
+    newest = (max(log, key=lambda path: path.stat().st_mtime_ns) for log in _source_logs(checkpoint))
     with storage_errors(checkpoint):
         for path in (checkpoint / "offsets" / str(batch), *newest):
             for which in (path, path.parent):
@@ -63,6 +63,7 @@ def settle(checkpoint: Path, batch: int) -> None:
                     os.close(fd)
 
 
-def _sources(checkpoint: Path) -> list[Path]:
-    """The directories of sources that keep a log of their own (files do)."""
-    return [path for path in (checkpoint / "sources").glob("*") if any(path.iterdir())]
+def _source_logs(checkpoint: Path) -> list[list[Path]]:
+    """The files of each source that keeps a log of its own (files do), without Hadoop's hidden checksums beside them."""
+    logs = ([path for path in source.glob("[!.]*")] for source in (checkpoint / "sources").glob("*"))
+    return [log for log in logs if log]

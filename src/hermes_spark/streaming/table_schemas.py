@@ -23,11 +23,9 @@ _CALL = pa.struct(
         ("attempts", pa.int32()),
         ("sent_at", _TIME),  # null: never sent
         ("done_at", _TIME),
-        (
-            "previous_hash",
-            pa.string(),
-        ),  # of the session's call before, empty for the first; null before schema version 2
-        ("hash", pa.string()),  # agent.audit
+        # The hash of the session's call before, empty for the first (agent.audit); both are null before schema version 2.
+        ("previous_hash", pa.string()),
+        ("hash", pa.string()),
     ]
 )
 
@@ -37,10 +35,8 @@ _UNDO = pa.struct(
         ("undo_id", pa.string()),
         ("name", pa.string()),
         ("arguments", pa.string()),  # JSON
-        (
-            "status",
-            pa.string(),
-        ),  # ok: undone; not_run: not tried, for nobody knows whether the call happened; else as of calls
+        # ok: undone; not_run: not tried, for nobody knows whether the call happened; else as of calls.
+        ("status", pa.string()),
         ("content", pa.string()),
         ("sent_at", _TIME),  # null: never sent
         ("done_at", _TIME),
