@@ -45,7 +45,8 @@ class Run:
         writer = writer.option("checkpointLocation", self.settings.checkpoint)
         if self.settings.trigger.available_now:
             return writer.trigger(availableNow=True).start()
-        return writer.trigger(processingTime="100 milliseconds").start()
+        # Longer than a batch takes, so that there is a time between two batches in which `until` can stop.
+        return writer.trigger(processingTime="500 milliseconds").start()
 
     def take(self, frame: DataFrame, batch: int) -> None:
         table = frame.toArrow()
