@@ -91,7 +91,7 @@ def stop_host(world: World) -> None:
     host.suspend()
     world.hit("SIGSTOP of an agent host")
     try:
-        world.until(lambda: world.host().pid != host.pid, "another host")
+        world.until(lambda: world.job.host_pids()[-1] != host.pid, "another host")
     finally:
         with contextlib.suppress(psutil.NoSuchProcess):
             host.resume()
