@@ -2,7 +2,7 @@
 
 import sys
 
-from hermes_spark.app import stream_agent
+from hermes_spark.app.driver import stream_agent
 
 if __name__ == "__main__":
     sys.exit(stream_agent())

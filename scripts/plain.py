@@ -16,7 +16,7 @@ import uvloop
 from hermes_spark.agent import act, context
 from hermes_spark.agent.plan import Call, Complete, Effect, Finish, next_effects
 from hermes_spark.agent.turn import apply
-from hermes_spark.app import tokenizer_of
+from hermes_spark.app.host import tokenizer_of
 from hermes_spark.events import Coordinates, Row, parse_event
 from hermes_spark.llm.client import CompletionRequest
 from hermes_spark.llm.triton import TritonModel

@@ -1,6 +1,6 @@
 """hermes-spark: a Spark Structured Streaming agent service whose finished tool calls never run again.
 
-Read `agent/turn.py` first: a turn is two pure functions. `app.py` wires the rest.
+Read `agent/turn.py` first: a turn is two pure functions. `app/` wires the rest.
 """
 
 __version__ = "0.1.0"

@@ -74,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(_: argparse.Namespace) -> int:
-    from hermes_spark.app import stream_agent  # needs Spark, which the other commands do without
+    from hermes_spark.app.driver import stream_agent  # needs Spark, which the other commands do without
 
     return stream_agent()
 

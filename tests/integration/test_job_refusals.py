@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from pyspark.sql import SparkSession
 
-from hermes_spark.app import run_job
+from hermes_spark.app.driver import run_job
 from hermes_spark.errors import (
     CheckpointMismatch,
     ModelUnavailable,

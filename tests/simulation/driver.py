@@ -1,4 +1,4 @@
-"""One driver: what `app.run_job` puts together, on simulated parts."""
+"""One driver: what `app.driver.run_job` puts together, on simulated parts."""
 
 from __future__ import annotations
 

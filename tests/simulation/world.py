@@ -20,7 +20,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from hermes_spark import app
+from hermes_spark.app import host as app
 from hermes_spark.errors import HermesError
 from hermes_spark.host.wire import HostExit, HostPayload, unpack
 from hermes_spark.settings import (

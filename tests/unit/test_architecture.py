@@ -40,10 +40,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "agent": {"messages", "events", "settings", "state", "llm"},
     "tools": BASE,
     "llm": BASE,
+    "kafka": BASE,
     "host": BASE | PARTS,
-    "streaming": BASE | PARTS | {"host"},
+    "streaming": BASE | PARTS | {"host", "kafka"},
     "testing": BASE | PARTS | {"host"},
-    "app": BASE | PARTS | {"host", "streaming"},
+    "app": BASE | PARTS | {"host", "streaming", "kafka"},
     "cli": {"state", "streaming", "app"},
 }
 """Which other top-level names a top-level name may import. Everything may import `errors` and the package's `__version__`."""
@@ -72,6 +73,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "tritonclient": ("llm.triton",),
     "pyarrow.flight": ("host.wire",),
     "obstore": ("state.storage",),
+    "confluent_kafka": ("kafka",),
     "transformers": ("llm.tokenizer",),
 }
 """Libraries and the modules that may import them: a module `a.b` stands for itself, `a.b.c`, and `a.b_c`."""

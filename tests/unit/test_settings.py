@@ -140,7 +140,7 @@ def test_sections_whose_lines_are_commented_out_and_empty_files_keep_the_default
         ),
         ({}, {"spark.hermes.stop.idle_s": "soon"}, ["'soon' in Spark's conf (spark.hermes.stop.idle_s)", "a number"]),
         ({}, {"spark.hermes.sink.console": "maybe"}, ["sink.console is 'maybe'", "true or false"]),
-        ({}, {"spark.hermes.source.kind": "kafka"}, ["source.kind is 'kafka'", "rate or files or load"]),
+        ({}, {"spark.hermes.source.kind": "pulsar"}, ["source.kind is 'pulsar'", "rate or files or load or kafka"]),
         ({}, {"spark.hermes.state.shards": ""}, ["state.shards is ''", "a whole number"]),
     ],
 )
@@ -295,3 +295,14 @@ def test_all_problems_are_told_at_once():
     assert "checkpoint" in message
     assert "state.shards" in message
     assert "tools.timeout_s" in message
+
+
+def test_kafka_is_told_where_it_is_and_which_topic():
+    kafka = SourceSettings(kind="kafka")
+    with pytest.raises(SettingsError, match=r"source\.topic is empty.*kafka\.bootstrap_servers is empty"):
+        validate(msgspec.structs.replace(VALID, source=kafka))
+    early = load(
+        file=None, environment={}, spark_conf={"spark.hermes.sink.kafka.mode": "early", "spark.hermes.checkpoint": "/c"}
+    )
+    with pytest.raises(SettingsError, match=r"sink\.kafka\.outcomes_topic is empty"):
+        validate(early)

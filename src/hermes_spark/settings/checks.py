@@ -20,6 +20,9 @@ STATE_URLS = ("file://", "s3://", "s3a://", "gs://", "az://", "azure://", "adl:/
 _BOUNDS: dict[str, tuple[float, float]] = {
     "hosts": (0, math.inf),
     "source.max_files_per_trigger": (1, math.inf),
+    "source.max_offsets_per_trigger": (1, math.inf),
+    "run_ahead.max_records": (1, math.inf),
+    "run_ahead.interval_ms": (0, math.inf),
     "source.rows_per_second": (1, math.inf),
     "source.ramp_up_s": (0, math.inf),
     "source.sessions": (1, math.inf),
@@ -126,6 +129,14 @@ def _contradictions(settings: Settings) -> Iterator[str]:
     source, intake, agent = settings.source, settings.intake, settings.agent
     if source.kind == "files" and not source.path:
         yield "source.path is empty; a files source needs the directory of its JSON lines"
+    if source.kind == "kafka" and not source.topic:
+        yield "source.topic is empty; a kafka source needs the topic of its events"
+    topics = settings.sink.kafka
+    uses_kafka = source.kind == "kafka" or topics.outcomes_topic or topics.calls_topic or topics.dead_letters_topic
+    if uses_kafka and not settings.kafka.bootstrap_servers:
+        yield "kafka.bootstrap_servers is empty; expected host:port of a broker, several with commas"
+    if topics.mode == "early" and not topics.outcomes_topic:
+        yield "sink.kafka.mode is early and sink.kafka.outcomes_topic is empty; expected the topic that outcomes are sent to"
     if settings.hosts > settings.state.shards:
         yield (
             f"hosts is {settings.hosts} and state.shards is {settings.state.shards}; "

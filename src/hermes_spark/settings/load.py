@@ -199,24 +199,29 @@ def _leaves(tree: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, An
 def _nested(values: Mapping[str, Scalar]) -> dict[str, Any]:
     tree: dict[str, Any] = {}
     for setting, value in values.items():
-        section, _, name = setting.rpartition(".")
-        (tree.setdefault(section, {}) if section else tree)[name] = value
+        *sections, name = setting.split(".")
+        below = tree
+        for section in sections:
+            below = below.setdefault(section, {})
+        below[name] = value
     return tree
 
 
-def _types() -> tuple[dict[str, Any], frozenset[str]]:
+def _types(kind: type[msgspec.Struct], prefix: str = "") -> tuple[dict[str, Any], frozenset[str]]:
     """The type of every setting by its full name, and the names of the sections."""
     types: dict[str, Any] = {}
-    sections = set()
-    for field in msgspec.structs.fields(Settings):
+    sections: set[str] = set()
+    for field in msgspec.structs.fields(kind):
+        name = f"{prefix}{field.name}"
         if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
-            sections.add(field.name)
-            types |= {f"{field.name}.{inner.name}": inner.type for inner in msgspec.structs.fields(field.type)}
+            inner, below = _types(field.type, f"{name}.")
+            types |= inner
+            sections |= {name} | below
         else:
-            types[field.name] = field.type
+            types[name] = field.type
     return types, frozenset(sections)
 
 
-_TYPES, _SECTIONS = _types()
+_TYPES, _SECTIONS = _types(Settings)
 _VARIABLES = {ENV_PREFIX + setting.replace(".", "_").upper(): setting for setting in _TYPES}
 _CONFS = {CONF_PREFIX + setting: setting for setting in _TYPES}

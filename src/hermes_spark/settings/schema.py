@@ -18,7 +18,15 @@ class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class SourceSettings(_Section, frozen=True):
     """Where events come from."""
 
-    kind: Literal["rate", "files", "load"] = "rate"
+    kind: Literal["rate", "files", "load", "kafka"] = "rate"
+    topic: str = ""
+    """kafka: the topic of the events; how to reach it says the section `kafka`."""
+    starting_offsets: Literal["earliest", "latest"] = "earliest"
+    """kafka: where a new checkpoint begins."""
+    max_offsets_per_trigger: int = 10_000
+    """kafka: records of one batch at most."""
+    isolation_level: Literal["read_committed", "read_uncommitted"] = "read_committed"
+    """kafka: whether records of transactions that are open or were given up are seen."""
     path: str = ""
     """files: the directory of JSON lines."""
     max_files_per_trigger: int = 100
@@ -39,7 +47,36 @@ class SourceSettings(_Section, frozen=True):
     @property
     def has_offsets(self) -> bool:
         """Whether a batch of this source is a range of offsets per partition; rate and files know no such thing."""
-        return self.kind == "load"
+        return self.kind in ("load", "kafka")
+
+
+class KafkaSettings(_Section, frozen=True):
+    """How to reach Kafka, for the source, for run-ahead and for the sink. Secrets come from files and the environment."""
+
+    bootstrap_servers: str = ""
+    """host:port, several with commas."""
+    security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
+    ca_file: str = ""
+    """PEM file of the authorities that the brokers' certificates are checked against; empty: the system's."""
+    certificate_file: str = ""
+    """PEM file of our own certificate, for brokers that ask for one."""
+    key_file: str = ""
+    """PEM file of the unencrypted key of `certificate_file` (PKCS#8)."""
+    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "SCRAM-SHA-512"
+    username_variable: str = "KAFKA_USERNAME"
+    """The environment variable that holds the user's name."""
+    password_variable: str = "KAFKA_PASSWORD"  # noqa: S105 - a variable's name
+    """The environment variable that holds the password."""
+
+
+class RunAheadSettings(_Section, frozen=True):
+    """Hosts read the topic themselves, so that a turn begins when its event arrives. Only the kafka source knows it."""
+
+    enabled: bool = True
+    max_records: int = 10_000
+    """How far a partition may be read ahead of the last commit."""
+    interval_ms: int = 1000
+    """The trigger's interval while hosts run ahead: batches then only commit and publish."""
 
 
 class TriggerSettings(_Section, frozen=True):
@@ -175,6 +212,16 @@ class ToolSettings(_Section, frozen=True):
     """A longer result is cut, and says so to the model."""
 
 
+class KafkaSinkSettings(_Section, frozen=True):
+    """Kafka topics that published rows go to; an empty name: none. How to reach them says the section `kafka`."""
+
+    outcomes_topic: str = ""
+    calls_topic: str = ""
+    dead_letters_topic: str = ""
+    mode: Literal["committed", "early"] = "committed"
+    """early: hosts send outcomes as soon as they are durable; committed: batches send them."""
+
+
 class SinkSettings(_Section, frozen=True):
     """Where outcomes, dead letters and controls go."""
 
@@ -185,6 +232,7 @@ class SinkSettings(_Section, frozen=True):
     """The least time between two publishes; 0 publishes with every batch."""
     expired: bool = False
     """Publish a row about every session that expires, with its history."""
+    kafka: KafkaSinkSettings = KafkaSinkSettings()
 
 
 class TelemetrySettings(_Section, frozen=True):
@@ -204,6 +252,8 @@ class Settings(_Section, frozen=True):
     checkpoint: str = ""
     """Spark's checkpoint directory; required."""
     source: SourceSettings = SourceSettings()
+    kafka: KafkaSettings = KafkaSettings()
+    run_ahead: RunAheadSettings = RunAheadSettings()
     trigger: TriggerSettings = TriggerSettings()
     stop: StopSettings = StopSettings()
     host: HostSettings = HostSettings()

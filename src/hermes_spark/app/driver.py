@@ -1,45 +1,31 @@
-"""Puts the pieces together: the only module that chooses concrete stores, clients and sinks.
-
-Two processes start here. `stream_agent` is the driver's job (`jobs/stream_agent.py`); `run_host` is an agent host, named by
-`streaming.launcher` and run inside a Spark task.
-"""
+"""The driver's job: what `jobs/stream_agent.py` runs, put together from concrete parts."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 import os
 import secrets
 import sys
-import tempfile
-import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
 import msgspec
-import uvloop
 from py4j.protocol import Py4JError
 from pyspark import SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from hermes_spark.app.host import PROJECT, run_host, tokenizer_of
 from hermes_spark.errors import HermesError, SettingsError, StartError
-from hermes_spark.host.effects import Services
-from hermes_spark.host.host import AgentHost, OpenShard
-from hermes_spark.host.opening import ShardOpener
-from hermes_spark.host.shard import ShardRules
-from hermes_spark.host.wire import HostExit, HostPayload, unpack
-from hermes_spark.llm.tokenizer import ChatTokenizer
+from hermes_spark.host.wire import HostPayload
 from hermes_spark.llm.triton import TritonModel
 from hermes_spark.settings import ModelSettings, Settings, load, to_json, validate
-from hermes_spark.settings import from_json as settings_from_json
 from hermes_spark.state.journal_store import journals_at
 from hermes_spark.state.retention import Retention
-from hermes_spark.state.rocksdb import RocksMemory, RocksStore
 from hermes_spark.state.storage import Storage, is_remote, local_path
 from hermes_spark.streaming.commit import Commit, CommitLog
 from hermes_spark.streaming.epochs import DriverClaim, Rival
@@ -56,17 +42,11 @@ from hermes_spark.streaming.source import open_source
 from hermes_spark.streaming.spark_log import settle
 from hermes_spark.streaming.stop_signals import StopSignals
 from hermes_spark.telemetry import JsonLines, configure_logging
-from hermes_spark.tools.http import HttpToolCaller
 from hermes_spark.tools.registry import Registry
 
 log = logging.getLogger(__name__)
 
 CHECK_TIMEOUT_S = 30.0
-PROJECT = Path(__file__).parents[2]
-"""The checkout, where `conf/` and `model_repository/` lie beside `src/`."""
-
-
-# ---------------------------------------------------------------------- the driver's job
 
 
 def stream_agent() -> int:
@@ -199,7 +179,7 @@ def _fleet(context: SparkContext, settings: Settings, query_id: str, epoch: int,
         settings=to_json(settings).encode(),
     )
     here = settings.host.address or str(context.getConf().get("spark.driver.host", "127.0.0.1"))
-    launcher = SparkHostLauncher(context, f"{query_id[:8]}-{epoch}", f"{__name__}:{run_host.__name__}")
+    launcher = SparkHostLauncher(context, f"{query_id[:8]}-{epoch}", f"{run_host.__module__}:{run_host.__name__}")
     return Fleet(launcher, payload, settings.host, DriverPlace(epoch, here))
 
 
@@ -209,13 +189,6 @@ async def _check_model(settings: ModelSettings) -> None:
         await model.check()
     finally:
         await model.close()
-
-
-def tokenizer_of(settings: ModelSettings) -> ChatTokenizer:
-    """The tokenizer that a model's settings name; by default the one beside the model."""
-    beside = PROJECT / "model_repository" / settings.name / "tokenizer"
-    directory = Path(settings.tokenizer) if settings.tokenizer else beside
-    return ChatTokenizer.load(directory, format=settings.format)
 
 
 def _sinks(settings: Settings) -> list[Sink]:
@@ -236,64 +209,3 @@ def _state_path(settings: Settings) -> str:
 def _say(status: int, exc: HermesError) -> int:
     print(f"hermes-spark: {exc}", file=sys.stderr)  # noqa: T201 - the sentence is the interface
     return status
-
-
-# ---------------------------------------------------------------------- an agent host
-
-
-def run_host(payload_bytes: bytes) -> HostExit:
-    """Be an agent host until told to end; called inside a Spark task, after the fork, so clients are made here."""
-    payload = unpack(payload_bytes, HostPayload)
-    settings = settings_from_json(payload.settings.decode())
-    configure_logging(settings.telemetry.log_level)
-    _settle_down()
-    loop = uvloop.new_event_loop()
-    try:
-        exit_: HostExit = loop.run_until_complete(_run_host(payload, settings))
-    except HermesError as exc:
-        return HostExit(type(exc).__name__, str(exc))
-    finally:
-        loop.close()
-    return exit_
-
-
-def _settle_down() -> None:
-    """Tune this process for one busy loop beside a few threads that wait for the disk and for callers."""
-    sys.setswitchinterval(0.001)  # s; a thread whose sync is done should not wait 5 ms (the default) for the loop
-    gc.set_threshold(20_000, 20, 50)
-
-
-async def _run_host(payload: HostPayload, settings: Settings) -> HostExit:
-    registry = Registry.load(settings.tools)
-    tokenizer = tokenizer_of(settings.model)
-    gc.freeze()  # what is loaded by now stays, and need not be walked by every full collection
-
-    def services(host: AgentHost) -> Services:
-        return Services(
-            settings=settings,
-            model=TritonModel(settings.model, tokenizer),
-            tools=HttpToolCaller(settings.tools),
-            registry=registry,
-            tool_slots=asyncio.Semaphore(settings.tools.max_in_flight),
-            ended=host.turn_ended,
-            failed=host.failed,
-        )
-
-    rules = ShardRules(payload.query_id, settings, registry, _now_ms)
-    return await AgentHost(payload, services, _shard_opener(payload, rules)).run()
-
-
-def _shard_opener(payload: HostPayload, rules: ShardRules) -> OpenShard:
-    settings = rules.settings.state
-    journals = journals_at(payload.state_path, settings.journal_file_bytes)
-    memory = RocksMemory(settings.block_cache_bytes, settings.write_buffer_bytes)
-    local = Path(settings.local_path or Path(tempfile.gettempdir()) / "hermes-spark") / payload.query_id
-
-    def open_store(path: Path) -> RocksStore:
-        return RocksStore(path, shared=memory, shards=settings.shards, max_open_files=settings.max_open_files)
-
-    return ShardOpener(journals, local, rules, open_store, Storage.at(payload.state_path))
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
