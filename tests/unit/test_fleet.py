@@ -18,6 +18,7 @@ from hermes_spark.host.wire import (
     OfferAnswer,
     OfferHeader,
     Registration,
+    Release,
     ShardPosition,
     WireClient,
     WireServer,
@@ -27,7 +28,8 @@ from hermes_spark.host.wire import (
 from hermes_spark.settings import HostSettings
 from hermes_spark.state.records import Position, TermId
 from hermes_spark.streaming import fleet_host
-from hermes_spark.streaming.fleet import QUICK_DEATHS, Fleet
+from hermes_spark.streaming.fleet import Fleet
+from hermes_spark.streaming.fleet_host import QUICK_DEATHS
 from hermes_spark.streaming.ownership import CommittedView, DriverPlace
 
 TOKEN = "run-token"
@@ -36,11 +38,14 @@ TOKEN = "run-token"
 class ThreadHost:
     """A host without shards' contents: it remembers its terms and answers barriers with them."""
 
-    def __init__(self, payload: HostPayload, ended: Callable[[HostExit], None], launcher: Launcher) -> None:
+    def __init__(
+        self, payload: HostPayload, ended: Callable[[HostExit], None], launcher: Launcher, index: int | None = None
+    ) -> None:
         launcher.hosts.append(self)
         self.payload = payload
-        self.index = payload.index
+        self.index = payload.index if index is None else index
         self.terms: dict[int, TermId] = {}
+        self.released: list[int] = []
         self.seen: list[Assignment] = []
         self.opens = launcher.opens
         self.launcher = launcher
@@ -66,6 +71,12 @@ class ThreadHost:
                 raise StorageFull("no space at /state; free some")
             self.seen.append(assignment)
             self.terms.update(assignment.terms)
+        if action == "release":
+            if not self.launcher.lets_go:
+                raise HostError("busy")
+            self.released += unpack(body, Release).shards
+            for shard in unpack(body, Release).shards:
+                del self.terms[shard]
         self.answers.wait(30)
         if action == "barrier":
             pause, self.slow = self.slow, 0.0
@@ -88,6 +99,7 @@ class Launcher:
         self.refuses: set[int] = set()
         self.dies_at_once = False
         self.opens = True
+        self.lets_go = True
         self.trouble: HermesError | None = None
         self.ended: list[int] = []
 
@@ -177,6 +189,52 @@ def test_shards_move_when_their_host_does_not_come_back(fleet: Fleet, launcher: 
     launcher.of(0).die()
     fleet.wait_ready(10)
     assert set(fleet.ownership().addresses.values()) == {launcher.of(1).server.address}
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_host_that_has_no_room_at_the_start_gets_its_share_when_it_comes(fleet: Fleet, launcher: Launcher) -> None:
+    launcher.refuses = {1}
+    fleet.start(2, 5, CommittedView({}, {}), at_first=1)
+    before = fleet.ownership()
+    assert set(before.addresses.values()) == {launcher.of(0).server.address}
+    late = ThreadHost(launcher.hosts[0].payload, lambda _: None, launcher, index=1)
+    until(lambda: len(late.terms) == 2)
+    fleet.wait_ready(5)
+    after = fleet.ownership()
+    moved = [shard for shard, address in after.addresses.items() if address == late.server.address]
+    assert sorted(launcher.of(0).released) == sorted(moved)
+    assert len(moved) == 2
+    assert {shard for shard, term in after.terms.items() if term > before.terms[shard]} == set(moved)
+    assert sum(len(barrier.positions) for barrier in fleet.barrier(5)) == 5
+
+
+def test_a_host_that_comes_back_after_its_shards_moved_gets_its_share_again(fleet: Fleet, launcher: Launcher) -> None:
+    fleet.start(2, 4, CommittedView({}, {}))
+    launcher.refuses = {1}
+    launcher.of(1).die()
+    fleet.wait_ready(10)
+    assert set(fleet.ownership().addresses.values()) == {launcher.of(0).server.address}
+    back = ThreadHost(launcher.of(1).payload, lambda _: None, launcher)
+    until(lambda: len(back.terms) == 2)
+    fleet.wait_ready(5)
+    assert len(set(fleet.ownership().addresses.values())) == 2
+
+
+def test_shards_move_from_a_host_that_does_not_let_go(fleet: Fleet, launcher: Launcher) -> None:
+    launcher.refuses = {1}
+    fleet.start(2, 4, CommittedView({}, {}), at_first=1)
+    launcher.lets_go = False
+    late = ThreadHost(launcher.hosts[0].payload, lambda _: None, launcher, index=1)
+    until(lambda: len(late.terms) == 2)
+    fleet.wait_ready(5)
+    assert launcher.of(0).released == []
+    assert len(set(fleet.ownership().addresses.values())) == 2
 
 
 def test_a_fault_that_a_restart_does_not_mend_ends_the_query(fleet: Fleet, launcher: Launcher) -> None:

@@ -29,11 +29,12 @@ from hermes_spark.state.retention import Retention
 from hermes_spark.state.storage import Storage, is_remote, local_path
 from hermes_spark.streaming.commit import Commit, CommitLog
 from hermes_spark.streaming.epochs import DriverClaim, Rival
+from hermes_spark.streaming.executors import divide
 from hermes_spark.streaming.fleet import Fleet
-from hermes_spark.streaming.launcher import SparkHostLauncher
+from hermes_spark.streaming.launcher import HostLauncher, SparkHostLauncher
 from hermes_spark.streaming.orchestrator import BatchParts, Orchestrator
 from hermes_spark.streaming.ownership import CommittedView, DriverPlace
-from hermes_spark.streaming.preflight import Slots, check_source, check_spark, check_workers, divide_slots
+from hermes_spark.streaming.preflight import Slots, check_source, check_spark, check_workers
 from hermes_spark.streaming.progress import write_progress
 from hermes_spark.streaming.pruning import Pruner
 from hermes_spark.streaming.publish import ConsoleSink, ParquetSink, Sink
@@ -97,14 +98,17 @@ def run_job(spark: SparkSession, settings: Settings) -> Ended:
     last = commits.last()
     claim = DriverClaim.take(storage, known=0 if last is None else last.epoch)
     log.info("query %s, epoch %d: %d hosts, %d slots for batches", query_id, claim.epoch, slots.hosts, slots.tasks)
-    fleet = _fleet(spark.sparkContext, settings, query_id, claim.epoch, state_path)
+    launcher = SparkHostLauncher(
+        spark.sparkContext, f"{query_id[:8]}-{claim.epoch}", f"{run_host.__module__}:{run_host.__name__}", slots.cpus
+    )
+    fleet = _fleet(spark.sparkContext, launcher, settings, query_id, claim.epoch)
     with contextlib.ExitStack() as ending:
         ending.callback(claim.end)
         claim.keep_beating(fleet.fail)
         parts = _batch_parts(settings, query_id, claim, fleet, commits, slots.tasks)
         ending.callback(parts.pruner.close)
         ending.callback(fleet.stop)
-        fleet.start(slots.hosts, settings.state.shards, _view(commits.last()))
+        fleet.start(slots.hosts, settings.state.shards, _view(commits.last()), slots.at_first)
         orchestrator = Orchestrator(parts)
         query = start(frame, settings, orchestrator)
         ended = watch(query, settings, orchestrator, asked)
@@ -158,7 +162,7 @@ def _retained(state_path: str, shards: range) -> dict[int, Retention]:
 def _preflight(context: SparkContext, settings: Settings) -> Slots:
     """Everything that can be found out before anything is started. Raises `StartError`, `SettingsError`, `ModelError`."""
     check_spark(context)
-    slots = divide_slots(context.defaultParallelism, settings.hosts)
+    slots = divide(context, settings.hosts, settings.host.executors_wait_s)
     check_source(settings)
     Registry.load(settings.tools)
     with ThreadPoolExecutor(1) as beside:  # both take seconds, mostly of imports
@@ -168,18 +172,17 @@ def _preflight(context: SparkContext, settings: Settings) -> Slots:
     return slots
 
 
-def _fleet(context: SparkContext, settings: Settings, query_id: str, epoch: int, state_path: str) -> Fleet:
+def _fleet(context: SparkContext, launcher: HostLauncher, settings: Settings, query_id: str, epoch: int) -> Fleet:
     payload = HostPayload(
         index=0,
         token=secrets.token_urlsafe(32),
         driver="",
         address=settings.host.address,
         query_id=query_id,
-        state_path=state_path,
+        state_path=_state_path(settings),
         settings=to_json(settings).encode(),
     )
     here = settings.host.address or str(context.getConf().get("spark.driver.host", "127.0.0.1"))
-    launcher = SparkHostLauncher(context, f"{query_id[:8]}-{epoch}", f"{run_host.__module__}:{run_host.__name__}")
     return Fleet(launcher, payload, settings.host, DriverPlace(epoch, here))
 
 

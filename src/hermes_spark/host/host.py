@@ -30,6 +30,7 @@ from hermes_spark.host.wire import (
     OfferAnswer,
     OfferHeader,
     Registration,
+    Release,
     ShardPosition,
     WireClient,
     WireServer,
@@ -102,10 +103,12 @@ class AgentHost:
         return asyncio.run_coroutine_threadsafe(self._offers.take(header, rows), self._loop).result(REQUEST_BOUND_S)
 
     def act(self, action: str, body: bytes) -> bytes:
-        """Answer `assign`, `barrier`, `ping` and `stop`."""
+        """Answer `assign`, `release`, `barrier`, `ping` and `stop`."""
         work: Coroutine[None, None, msgspec.Struct]
         if action == "assign":
             work = self._assign(unpack(body, Assignment))
+        elif action == "release":
+            work = self._release(unpack(body, Release).shards)
         elif action == "barrier":
             work = self._answer_barrier()
         elif action == "ping":
@@ -178,6 +181,18 @@ class AgentHost:
             runner = EffectRunner(shard, self.services)
             self._owned[number] = (term, shard, runner)
             runner.resume()
+
+    async def _release(self, shards: Sequence[int]) -> HostExit:
+        """Let go of shards: their turns stop, and what they had appended becomes durable for the next owner."""
+        async with self._one_assignment:
+            leaving = [number for number in shards if number in self._owned]
+            for number in leaving:
+                self._owned[number][2].close()
+            await self._flusher.round()
+            async with self._flusher.exclusive():
+                for number in leaving:
+                    self._drop(number)
+        return HostExit()
 
     async def _answer_barrier(self) -> Barrier:
         self._expiry.barrier()

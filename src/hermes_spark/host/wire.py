@@ -99,6 +99,12 @@ class Assignment(msgspec.Struct, frozen=True):
     """Offsets up to which the last commit has taken each partition; empty for sources without offsets."""
 
 
+class Release(msgspec.Struct, frozen=True):
+    """Shards to let go of, because they get another owner."""
+
+    shards: tuple[int, ...]
+
+
 class ShardPosition(msgspec.Struct, frozen=True):
     """A shard's durable position under the term that answers."""
 

@@ -67,6 +67,7 @@ _BOUNDS: dict[str, tuple[float, float]] = {
 
 _POSITIVE = (
     "host.start_timeout_s",
+    "host.executors_wait_s",
     "host.restart_timeout_s",
     "host.silence_s",
     "intake.handoff_timeout_s",

@@ -100,6 +100,8 @@ class HostSettings(_Section, frozen=True):
     """Agent hosts."""
 
     start_timeout_s: float = 60.0
+    executors_wait_s: float = 30.0
+    """How long the start waits for a cluster's executors, before it goes on with those that are there."""
     restart_timeout_s: float = 20.0
     silence_s: float = 15.0
     """A host that does not answer for so long is ended and started again."""

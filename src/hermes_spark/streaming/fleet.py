@@ -2,7 +2,7 @@
 
 States of a host: launched -> registered (it has called `register`) -> ready (its shards are assigned) -> gone -> launched...
 A dead host's shards wait for its successor, which is up in well under a second; if it does not come within
-`host.restart_timeout_s` they go to the others.
+`host.restart_timeout_s` they go to the others. A host that comes late, because its executor does, gets its share of theirs.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from hermes_spark.host.wire import (
     Registration,
     WireClient,
     WireServer,
-    error_named,
     pack,
     unpack,
 )
 from hermes_spark.settings import HostSettings
 from hermes_spark.state.records import TermId
+from hermes_spark.streaming.balance import inherited, levelled, missing_sentence
 from hermes_spark.streaming.fleet_host import LASTING_FAULTS, STOP_TIMEOUT_S, FleetHost, tell_to_stop
 from hermes_spark.streaming.launcher import HostLauncher
 from hermes_spark.streaming.ownership import CommittedView, DriverPlace, Ownership
@@ -40,9 +40,6 @@ from hermes_spark.streaming.ownership import CommittedView, DriverPlace, Ownersh
 log = logging.getLogger(__name__)
 
 ASSIGN_TIMEOUT_S = 80.0
-QUICK_DEATHS = 5
-"""A host that dies so often in a row, each time before it was ready for `QUICK_S`, ends the query."""
-QUICK_S = 5.0
 
 
 class Fleet:
@@ -69,9 +66,10 @@ class Fleet:
 
     # ------------------------------------------------------------------ life
 
-    def start(self, hosts: int, shards: int, committed: CommittedView) -> None:
+    def start(self, hosts: int, shards: int, committed: CommittedView, at_first: int = 0) -> None:
         """Start `hosts` hosts, give each its share of `shards`, and return when every shard has an owner.
 
+        `at_first`: how many there is room for, if not for all; shards move to the others when they come.
         Raises what a host ended with if that cannot be mended, and `StartError` when they are not there within
         `host.start_timeout_s`.
         """
@@ -79,10 +77,13 @@ class Fleet:
         self._server = WireServer(self._place.address, self._payload.token, self)
         self._payload = msgspec.structs.replace(self._payload, driver=self._server.address)
         self._hosts = [FleetHost(index, since=time.monotonic()) for index in range(hosts)]
-        self._owner = {shard: shard % hosts for shard in range(shards)}
-        for host in self._hosts:
+        at_first = at_first or hosts
+        self._owner = {shard: shard % at_first for shard in range(shards)}
+        for host in self._hosts[:at_first]:
             self._launch(host)
         self.wait_ready(self._settings.start_timeout_s, StartError)
+        for host in self._hosts[at_first:]:
+            self._launch(host)
 
     def stop(self) -> None:
         """End all hosts: ask them to flush and go, then take away what is left."""
@@ -121,7 +122,7 @@ class Fleet:
                     return
                 left = deadline - time.monotonic()
                 if left <= 0:
-                    raise error(self._missing_sentence(missing, timeout_s))
+                    raise error(missing_sentence(self._hosts, missing, timeout_s, self._assign_error))
                 self._changed.wait(min(left, 0.5))
                 if not moved:
                     self._move_abandoned()
@@ -178,9 +179,7 @@ class Fleet:
         registration = unpack(body, Registration)
         with self._changed:
             host = self._hosts[registration.index]
-            host.state, host.registration = "registered", registration
-            host.client = WireClient(registration.address, self._payload.token)
-            host.since = time.monotonic()
+            host.registered(registration, WireClient(registration.address, self._payload.token))
             # Spark may have started its task again by itself (spark.task.maxFailures): the host before is gone unannounced.
             self._ready -= {shard for shard, owner in self._owner.items() if owner == host.index}
         log.info("host %d is up: pid %d on %s", registration.index, registration.pid, registration.node)
@@ -195,18 +194,9 @@ class Fleet:
 
     def _ended(self, host: FleetHost, exit_: HostExit) -> None:
         with self._changed:
-            was_ready = host.state == "ready" and time.monotonic() - host.since > QUICK_S
-            host.quick_deaths = 0 if was_ready else host.quick_deaths + 1
-            host.state, host.registration, host.client = "gone", None, None
-            host.since = time.monotonic()
+            fault = host.ended(exit_)
             self._ready -= {shard for shard, owner in self._owner.items() if owner == host.index}
-            if exit_.error in LASTING_FAULTS:
-                self._fault = self._fault or error_named(exit_.error, exit_.message)
-            elif host.quick_deaths >= QUICK_DEATHS:
-                self._fault = self._fault or HostError(
-                    f"host {host.index} died {QUICK_DEATHS} times in a row right after its start; the last time: "
-                    f"{exit_.message or 'without a word'}"
-                )
+            self._fault = self._fault or fault
             again = not self._stopping and self._fault is None
             pause_s = 0.0 if host.quick_deaths <= 1 else 0.2 * 2**host.quick_deaths
             self._changed.notify_all()
@@ -240,6 +230,21 @@ class Fleet:
                 self._ready |= {shard for shard in shards if self._owner[shard] == host.index}
                 host.state, host.since = "ready", time.monotonic()
             self._changed.notify_all()
+        self._level()
+
+    def _level(self) -> None:
+        """Move shards to hosts that have less than their share: those that came late, or came back after theirs had moved."""
+        with self._changed:
+            there = [host.index for host in self._hosts if host.state == "ready"]
+            owner = {shard: self._owner[shard] for shard in self._ready}
+            moves = {} if self._stopping else levelled(owner, there)
+            self._owner.update(moves)
+            self._ready -= moves.keys()
+        for index in {owner[shard] for shard in moves}:
+            self._hosts[index].release(tuple(shard for shard in moves if owner[shard] == index))
+        for heir in (self._hosts[index] for index in set(moves.values())):
+            if heir.registration is not None:
+                self._assign(heir, heir.registration)
 
     def _assign_failed(self, host: FleetHost, error: HermesError) -> None:
         """A lasting fault ends the query; any other ends the host, which then comes back by itself."""
@@ -262,8 +267,7 @@ class Fleet:
             ]
             if gone and there and abandoned:
                 log.warning("host %d did not come back; its %d shards move", host.index, len(abandoned))
-                for number, shard in enumerate(abandoned):
-                    self._owner[shard] = there[number % len(there)].index
+                self._owner.update(inherited(abandoned, [heir.index for heir in there]))
                 heirs.update(self._owner[shard] for shard in abandoned)
         for heir in (self._hosts[index] for index in heirs):
             if heir.registration is not None:
@@ -286,14 +290,6 @@ class Fleet:
         with self._changed:
             newest = {p.shard for a in answers for p in a.positions if p.position.term == self._terms.get(p.shard)}
             return newest == set(self._owner)
-
-    def _missing_sentence(self, missing: list[int], timeout_s: float) -> str:
-        states = [f"host {host.index} is {host.state}" for host in self._hosts]
-        trouble = [f"the last trouble was: {self._assign_error}"] if self._assign_error else []
-        return (
-            f"{len(missing)} shards have no owner after {timeout_s:g} s ({'; '.join(states + trouble)}); look for the "
-            "hosts' errors in the executor logs, or raise spark.hermes.host.start_timeout_s"
-        )
 
     def _raise_fault(self) -> None:
         if self._fault is not None:

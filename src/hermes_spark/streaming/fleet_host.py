@@ -8,7 +8,7 @@ import time
 import msgspec
 
 from hermes_spark.errors import HermesError, HostAbsent, HostError, HostSilent
-from hermes_spark.host.wire import Barrier, Registration, WireClient, unpack
+from hermes_spark.host.wire import Barrier, HostExit, Registration, Release, WireClient, error_named, pack, unpack
 
 log = logging.getLogger(__name__)
 
@@ -17,6 +17,10 @@ LASTING_FAULTS = frozenset(
 )
 """Ends of a host that starting it again does not mend: the query ends with their sentence instead."""
 STOP_TIMEOUT_S = 5.0
+RELEASE_TIMEOUT_S = 10.0
+QUICK_DEATHS = 5
+"""A host that dies so often in a row, each time before it was ready for `QUICK_S`, ends the query."""
+QUICK_S = 5.0
 PING_S = 3.0
 """A ping waits for nothing but the host's loop, which never works on one thing for so long."""
 
@@ -31,6 +35,26 @@ class FleetHost(msgspec.Struct):
     since: float = 0.0
     """When it came into this state (monotonic)."""
     quick_deaths: int = 0
+
+    def registered(self, registration: Registration, client: WireClient) -> None:
+        """It is there, without shards yet."""
+        self.state, self.registration, self.client = "registered", registration, client
+        self.since = time.monotonic()
+
+    def ended(self, exit_: HostExit) -> HermesError | None:
+        """It is gone. Returns what ends the query, if starting it again would not mend what ended it."""
+        was_ready = self.state == "ready" and time.monotonic() - self.since > QUICK_S
+        self.quick_deaths = 0 if was_ready else self.quick_deaths + 1
+        self.state, self.registration, self.client = "gone", None, None
+        self.since = time.monotonic()
+        if exit_.error in LASTING_FAULTS:
+            return error_named(exit_.error, exit_.message)
+        if self.quick_deaths >= QUICK_DEATHS:
+            return HostError(
+                f"host {self.index} died {QUICK_DEATHS} times in a row right after its start; the last time: "
+                f"{exit_.message or 'without a word'}"
+            )
+        return None
 
     def barrier(self, timeout_s: float) -> Barrier:
         """Its durable positions.
@@ -47,6 +71,15 @@ class FleetHost(msgspec.Struct):
                 raise  # it is gone, which is seen elsewhere
             self._ping(timeout_s)
             raise
+
+    def release(self, shards: tuple[int, ...]) -> None:
+        """Have it let go of shards that get another owner. Whether it does is no matter: the new owner's term seals them."""
+        log.info("host %d gives up %d shards: others have fewer", self.index, len(shards))
+        try:
+            if self.client is not None:
+                self.client.act("release", pack(Release(shards)), RELEASE_TIMEOUT_S)
+        except HermesError as exc:
+            log.info("host %d did not let go, and will find out at its next append: %s", self.index, exc)
 
     def _ping(self, waited_s: float) -> None:
         """Raise `HostSilent` unless it answers at all: a slow disk delays a barrier, and is no reason to end a host."""

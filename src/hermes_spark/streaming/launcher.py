@@ -14,6 +14,7 @@ from typing import Protocol
 from py4j.protocol import Py4JError
 from pyspark import InheritableThread, SparkContext
 from pyspark.errors import PySparkException
+from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
 
 from hermes_spark.errors import HostError
 from hermes_spark.host.wire import HostExit, pack, unpack
@@ -38,13 +39,15 @@ class HostLauncher(Protocol):
 class SparkHostLauncher:
     """Hosts as Spark tasks of a running context."""
 
-    def __init__(self, context: SparkContext, run_id: str, entry: str) -> None:
+    def __init__(self, context: SparkContext, run_id: str, entry: str, cpus: int = 0) -> None:
         """`entry` names the function that is a host, as `module:function`.
 
-        It is named, not passed: functions are pickled by value with a copy of their module's globals.
+        It is named, not passed: functions are pickled by value with a copy of their module's globals. `cpus`: cores that each
+        host's task asks for; 0 where Spark knows no such request (`local[N]`).
         """
         self._context = context
         self._entry = entry
+        self._cpus = cpus
         self._group = f"hermes-hosts-{run_id}"
         self._launched: set[int] = set()
 
@@ -70,6 +73,8 @@ class SparkHostLauncher:
         exit_ = HostExit("HostError", "the host's task ended without a result")
         try:
             rdd = context.parallelize([payload], 1).setName(f"agent host {index}")
+            if self._cpus:
+                rdd = rdd.withResources(ResourceProfileBuilder().require(TaskResourceRequests().cpus(self._cpus)).build)
             exit_ = unpack(rdd.mapPartitions(partial(_host_task, self._entry)).collect()[0], HostExit)
         except (Py4JError, PySparkException, HostError, OSError, EOFError, LookupError) as exc:
             exit_ = HostExit("HostError", _cause(str(exc)))

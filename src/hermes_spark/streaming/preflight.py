@@ -21,6 +21,10 @@ class Slots(msgspec.Struct, frozen=True):
     hosts: int
     tasks: int
     """Left for the tasks of micro-batches."""
+    at_first: int = 0
+    """Hosts that there is room for now; the others start when executors join. 0: all of them."""
+    cpus: int = 0
+    """Cores that each host asks Spark for, so that no two share an executor; 0: one slot, wherever."""
 
 
 def divide_slots(slots: int, wanted_hosts: int) -> Slots:
