@@ -46,9 +46,11 @@ class Job:
         }
         self.part: Part | None = None
         self.master = "local[3]"
+        self.options: list[str] = []
+        """Of dgx-spark-submit."""
 
     def start(self, environment: dict[str, str] | None = None, **settings: object) -> Part:
-        self.part = self.stack.job({**self._settings, **settings}, self.master, **(environment or {}))
+        self.part = self.stack.job({**self._settings, **settings}, self.master, self.options, **(environment or {}))
         return self.part
 
     def finish(self) -> None:
@@ -72,12 +74,19 @@ class Job:
 
     def driver_pid(self) -> int:
         """The Python driver: the process whose program is the job itself."""
+        return self._process("the Python driver", lambda line: line[1:2] != [] and line[1].endswith("stream_agent.py"))
+
+    def jvm_pid(self) -> int:
+        """The driver's JVM, which is spark-submit."""
+        return self._process("the driver's JVM", lambda line: "org.apache.spark.deploy.SparkSubmit" in line)
+
+    def _process(self, what: str, is_it: Callable[[list[str]], bool]) -> int:
         assert self.part is not None
         for child in psutil.Process(self.part.process.pid).children(recursive=True):
             with contextlib.suppress(psutil.Error):
-                if child.cmdline()[1:2] and child.cmdline()[1].endswith("stream_agent.py"):
+                if is_it(child.cmdline()):
                     return child.pid
-        raise AssertionError(f"no Python driver is running\n{self.part.tail()}")
+        raise AssertionError(f"{what} is not running\n{self.part.tail()}")
 
     def host_pids(self) -> list[int]:
         """Pids of all hosts that ever registered, in that order."""

@@ -137,9 +137,12 @@ class Stack:
             time.sleep(0.05)
         return ToolService(f"http://127.0.0.1:{port_file.read_text().strip()}", part)
 
-    def job(self, settings: dict[str, object], master: str = "local[3]", **environment: str) -> Part:
-        """Submit the streaming job with `spark.hermes.*` settings."""
-        command = [str(ROOT / "scripts/dgx-spark-submit"), "--master", master]
+    def job(
+        self, settings: dict[str, object], master: str = "local[3]", options: Sequence[str] = (), **environment: str
+    ) -> Part:
+        """Submit the streaming job with `spark.hermes.*` settings; `options` are those of dgx-spark-submit."""
+        # Executors of a cluster run on this machine too, so that nothing need be shipped.
+        command = [str(ROOT / "scripts/dgx-spark-submit"), "--installed", *options, "--master", master]
         for name, value in settings.items():
             shown = str(value).lower() if isinstance(value, bool) else str(value)
             command += ["--conf", f"{name if name.startswith('spark.') else f'spark.hermes.{name}'}={shown}"]

@@ -50,10 +50,9 @@ def kill_python_daemon(world: World) -> None:
 
 
 def kill_jvm(world: World) -> None:
-    """The driver's JVM, which is the process that was submitted."""
+    """The driver's JVM, which is spark-submit."""
     _in_the_middle(world)
-    assert world.job.part is not None
-    _kill(world, psutil.Process(world.job.part.process.pid), "the driver's JVM")
+    _kill(world, psutil.Process(world.job.jvm_pid()), "the driver's JVM")
     world.drain()
 
 

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
+import pyspark
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -69,7 +72,7 @@ def checkout(tmp_path) -> Path:
     shutil.copytree(ROOT / "scripts", root / "scripts")
     shutil.copytree(ROOT / "conf", root / "conf")
     shutil.copy(ROOT / "pyproject.toml", root)
-    executable(root / ".venv" / "bin" / "python", "#!/bin/sh\nexit 0\n")
+    executable(root / ".venv" / "bin" / "python", f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     (root / "job.py").write_text("")
     return root
 
@@ -126,7 +129,7 @@ def submit(checkout: Path, environment: dict[str, str], *arguments: str, cwd: Pa
 
 def refusal(checkout: Path, environment: dict[str, str], *arguments: str) -> str:
     done = run(checkout / "scripts" / "dgx-spark-submit", *arguments, env=environment, cwd=checkout)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr.count("\n") == 1, done.stderr
     return done.stderr
@@ -222,31 +225,129 @@ def test_before_spark_4_1_the_checkpoint_class_has_its_old_name(checkout, enviro
         ["--conf=spark.master=yarn"],
         ["-c", "spark.master=yarn"],
         ["--remote", "sc://localhost"],
-        ["--name", "x", "--supervise", "-v", "--master", "yarn"],
+        ["--name", "x", "-v", "--master", "yarn"],
     ],
 )
 def test_a_master_that_is_given_is_the_only_one(checkout, environment, arguments):
-    told = submit(checkout, environment, *arguments, "job.py")
+    told = submit(checkout, environment, "--supervise", *arguments, "--installed", "job.py")
     assert "local[3]" not in told.arguments
     assert told.arguments[-len(arguments) - 1 :] == [*arguments, "job.py"]
+    assert told.confs()["spark.executorEnv.PYTHONPATH"] == str(checkout / "src")
 
 
 def test_the_jobs_own_arguments_are_not_sparks(checkout, environment):
-    told = submit(checkout, environment, "--name", "x", "job.py", "--master", "yarn", "--properties-file", "y")
+    mine = ["--master", "yarn", "--properties-file", "y", "--supervise", "--archives", "z"]
+    told = submit(checkout, environment, "--name", "x", "job.py", *mine)
     assert told.option("--master") == ["local[3]", "yarn"]
     assert told.confs()["spark.speculation"] == "false"
-    assert told.arguments[-5:] == ["job.py", "--master", "yarn", "--properties-file", "y"]
+    assert told.arguments[-len(mine) - 1 :] == ["job.py", *mine]
 
 
 def test_a_master_in_a_file_or_the_environment_is_kept(checkout, environment, tmp_path):
     mine = tmp_path / "mine.conf"
     mine.write_text("spark.master  yarn\n")
-    assert submit(checkout, environment, "--properties-file", str(mine), "job.py").option("--master") == []
-    assert submit(checkout, environment | {"MASTER": "yarn"}, "job.py").option("--master") == []
+    mine_told = submit(checkout, environment, "--installed", "--properties-file", str(mine), "job.py")
+    assert mine_told.option("--master") == []
+    assert submit(checkout, environment | {"MASTER": "yarn"}, "--installed", "job.py").option("--master") == []
     platform = Path(environment["SPARK_HOME"]) / "conf" / "spark-defaults.conf"
     platform.parent.mkdir()
     platform.write_text("spark.master=yarn\n")
-    assert submit(checkout, environment, "job.py").option("--master") == []
+    assert submit(checkout, environment, "--installed", "job.py").option("--master") == []
+
+
+# dgx-spark-submit: what executors elsewhere need
+
+
+def dry_run(checkout: Path, environment: dict[str, str], *arguments: str) -> Submitted:
+    """What it would run, read as a shell would."""
+    done = run(checkout / "scripts" / "dgx-spark-submit", "--dry-run", *arguments, env=environment, cwd=checkout)
+    assert (done.returncode, done.stderr) == (0, "")
+    words = shlex.split(done.stdout.replace("\\\n", " "))
+    command = next(number for number, word in enumerate(words) if word.endswith("/bin/spark-submit"))
+    told = dict(word.split("=", 1) for word in words[:command])
+    return Submitted(json.dumps({"arguments": words[command + 1 :], "environment": told}))
+
+
+def shipped(told: Submitted) -> list[str]:
+    """The archives' names in the executors' directory."""
+    (value,) = told.option("--archives")
+    return [each.rpartition("#")[2] for each in value.split(",")]
+
+
+@pytest.mark.parametrize("master", ["spark://a:7077", "yarn", "k8s://https://a:6443"])
+def test_a_cluster_gets_the_project_and_an_interpreter(checkout, environment, master):
+    told = dry_run(checkout, environment, "--master", master, "job.py")
+    assert shipped(told) == ["hermes", "environment"]
+    confs = told.confs()
+    assert confs["spark.pyspark.python"] == told.environment["PYSPARK_PYTHON"] == "./environment/bin/python"
+    assert confs["spark.pyspark.driver.python"] == str(checkout / ".venv" / "bin" / "python")
+    assert confs["spark.executorEnv.PYTHONPATH"] == "./hermes/src:./environment/packages"
+    assert told.arguments[-3:] == ["--master", master, "job.py"]
+
+
+@pytest.mark.parametrize("master", ["local[3]", "local", "local-cluster[2,4,700]"])
+def test_nothing_is_shipped_within_one_machine(checkout, environment, master):
+    assert dry_run(checkout, environment, "--master", master, "job.py").option("--archives") == []
+
+
+def test_archives_of_the_users_own_go_along(checkout, environment):
+    for mine in (["--archives", "a.zip#a"], ["--conf", "spark.archives=a.zip#a"], ["--archives=a.zip#a"]):
+        told = dry_run(checkout, environment, "--master", "yarn", *mine, "job.py")
+        assert shipped(told) == ["a", "hermes", "environment"]
+    assert shipped(dry_run(checkout, environment, "--archives", "a.zip#a", "job.py")) == ["a"]
+
+
+def test_an_interpreter_that_is_named_is_not_shipped(checkout, environment):
+    for named in ({"PYSPARK_PYTHON": "/opt/python"}, {}):
+        mine = [] if named else ["--conf", "spark.pyspark.python=/opt/python"]
+        told = dry_run(checkout, environment | named, "--master", "yarn", *mine, "job.py")
+        assert shipped(told) == ["hermes"]
+        assert told.confs().get("spark.pyspark.python", "/opt/python") == "/opt/python"
+        assert told.confs()["spark.executorEnv.PYTHONPATH"] == "./hermes/src"
+
+
+@pytest.mark.parametrize(
+    ("master", "prefix"), [("yarn", "spark.yarn.appMasterEnv"), ("k8s://a", "spark.kubernetes.driverEnv")]
+)
+@pytest.mark.parametrize("mode", [["--deploy-mode", "cluster"], ["--conf", "spark.submit.deployMode=cluster"]])
+def test_a_driver_in_the_cluster_finds_all_of_it_there(checkout, environment, master, prefix, mode):
+    told = dry_run(checkout, environment, "--master", master, *mode, "job.py")
+    confs = told.confs()
+    assert "PYSPARK_DRIVER_PYTHON" not in told.environment
+    assert "spark.pyspark.driver.python" not in confs
+    assert confs[f"{prefix}.PYSPARK_PYTHON"] == "./environment/bin/python"
+    assert confs[f"{prefix}.PYTHONPATH"] == "./hermes/src:./environment/packages"
+    assert confs[f"{prefix}.HERMES_FILE"] == "./hermes/conf/hermes.yaml"
+
+
+def test_a_driver_in_a_standalone_cluster_is_refused(checkout, environment):
+    told = refusal(
+        checkout, environment, "--dry-run", "--master", "spark://a:7077", "--deploy-mode", "cluster", "job.py"
+    )
+    assert "Spark runs Python drivers in YARN and Kubernetes only" in told
+
+
+def test_what_is_shipped_runs_without_anything_of_this_machine(tmp_path):
+    """The interpreter's own directory is the only place that it may look for modules in."""
+    made = [
+        run(sys.executable, ROOT / "scripts" / "pack.py", what, env=dict(os.environ))
+        for what in ("environment", "project")
+    ]
+    assert [done.returncode for done in made] == [0, 0], made
+    for done, name in zip(made, ("environment", "hermes"), strict=True):
+        shutil.unpack_archive(done.stdout.strip(), tmp_path / name, filter="tar")
+    program = (
+        "import sys, hermes_spark.host.host, hermes_spark.llm.triton, hermes_spark.state.rocksdb, uvloop, grpc; "
+        "from hermes_spark.settings import ModelSettings; from hermes_spark.app.host import tokenizer_of; "
+        "tokenizer_of(ModelSettings()); print(sys.prefix)"
+    )
+    spark = Path(pyspark.__file__).parent / "python"
+    path = ["./hermes/src", "./environment/packages", *(str(each) for each in (spark / "lib").glob("*.zip"))]
+    done = run(
+        "./environment/bin/python", "-c", program, env={"PYTHONPATH": ":".join(path), "PATH": "/usr/bin:/bin"}, cwd=tmp_path
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == str(tmp_path / "environment")
 
 
 # dgx-spark-submit: where Spark is

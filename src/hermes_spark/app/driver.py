@@ -21,6 +21,7 @@ from pyspark.sql import SparkSession
 
 from hermes_spark.app.host import PROJECT, run_host, tokenizer_of
 from hermes_spark.errors import HermesError, SettingsError, StartError
+from hermes_spark.host.machine import machine_id
 from hermes_spark.host.wire import HostPayload
 from hermes_spark.llm.triton import TritonModel
 from hermes_spark.settings import ModelSettings, Settings, load, to_json, validate
@@ -28,6 +29,7 @@ from hermes_spark.state.journal_store import journals_at
 from hermes_spark.state.retention import Retention
 from hermes_spark.state.storage import Storage, is_remote, local_path
 from hermes_spark.streaming.commit import Commit, CommitLog
+from hermes_spark.streaming.driver_note import NOTE_VARIABLE, DriverNote
 from hermes_spark.streaming.epochs import DriverClaim, Rival
 from hermes_spark.streaming.executors import divide
 from hermes_spark.streaming.fleet import Fleet
@@ -137,6 +139,7 @@ def _batch_parts(
         readers={shard: journals.reader(shard) for shard in shards},
         sinks=_sinks(settings),
         tasks=tasks,
+        note=DriverNote(os.environ.get(NOTE_VARIABLE, "")),
         batch_log=_measurements(settings, f"batches-{claim.epoch}"),
         pruner=Pruner(
             {} if is_remote(state_path) else _retained(state_path, shards), settings.snapshot.prune_interval_s
@@ -181,6 +184,8 @@ def _fleet(context: SparkContext, launcher: HostLauncher, settings: Settings, qu
         query_id=query_id,
         state_path=_state_path(settings),
         settings=to_json(settings).encode(),
+        tool_file=Registry.read(settings.tools),
+        machine="" if is_remote(_state_path(settings)) else machine_id(),
     )
     here = settings.host.address or str(context.getConf().get("spark.driver.host", "127.0.0.1"))
     return Fleet(launcher, payload, settings.host, DriverPlace(epoch, here))

@@ -14,6 +14,7 @@ import uvloop
 from hermes_spark.errors import HermesError
 from hermes_spark.host.effects import Services
 from hermes_spark.host.host import AgentHost, OpenShard
+from hermes_spark.host.machine import check_machine
 from hermes_spark.host.opening import ShardOpener
 from hermes_spark.host.shard import ShardRules
 from hermes_spark.host.wire import HostExit, HostPayload, unpack
@@ -40,6 +41,7 @@ def run_host(payload_bytes: bytes) -> HostExit:
     _settle_down()
     loop = uvloop.new_event_loop()
     try:
+        check_machine(payload.machine, payload.state_path)
         exit_: HostExit = loop.run_until_complete(_run_host(payload, settings))
     except HermesError as exc:
         return HostExit(type(exc).__name__, str(exc))
@@ -55,7 +57,7 @@ def _settle_down() -> None:
 
 
 async def _run_host(payload: HostPayload, settings: Settings) -> HostExit:
-    registry = Registry.load(settings.tools)
+    registry = Registry.parse(payload.tool_file, settings.tools)
     tokenizer = tokenizer_of(settings.model)
     gc.freeze()  # what is loaded by now stays, and need not be walked by every full collection
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hmac
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
 
@@ -16,9 +16,9 @@ import msgspec
 import pyarrow as pa
 from pyarrow import flight
 
-from hermes_spark import errors
-from hermes_spark.errors import HermesError, HostAbsent, HostError
+from hermes_spark.errors import HostAbsent, HostError
 from hermes_spark.events import Coordinates, Row
+from hermes_spark.host.wire_errors import answering, carried, first_line
 from hermes_spark.state.records import Position, TermId
 
 ROWS = pa.schema(
@@ -78,6 +78,10 @@ class HostPayload(msgspec.Struct, frozen=True):
     state_path: str
     settings: bytes
     """`Settings` as JSON."""
+    tool_file: str = ""
+    """The text of the tool file, which this machine may not have."""
+    machine: str = ""
+    """Where the state lies, as `machine_id` names it; empty: wherever."""
 
 
 class Registration(msgspec.Struct, frozen=True):
@@ -188,14 +192,14 @@ class WireServer(flight.FlightServerBase):  # type: ignore[misc]
 
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         """One offer."""
-        with _answering():
+        with answering():
             header = unpack(descriptor.command, OfferHeader)
             rows = [row for batch in reader.read_all().to_batches() for row in batch_to_rows(batch)]
             writer.write(pack(self._handler.offer(header, rows)))
 
     def do_action(self, context: Any, action: Any) -> list[bytes]:
         """One action."""
-        with _answering():
+        with answering():
             return [self._handler.act(action.type, action.body.to_pybytes())]
 
 
@@ -238,11 +242,11 @@ class WireClient:
         try:
             yield
         except (flight.FlightUnavailableError, flight.FlightTimedOutError) as exc:
-            raise HostAbsent(f"no answer from {self.address}: {_first_line(exc)}") from None
+            raise HostAbsent(f"no answer from {self.address}: {first_line(exc)}") from None
         except flight.FlightUnauthenticatedError:
             raise HostError(f"{self.address} refused the token: it belongs to another run") from None
         except (flight.FlightError, pa.ArrowException) as exc:
-            raise _carried(exc) or HostError(f"{self.address} failed: {_first_line(exc)}") from None
+            raise carried(exc) or HostError(f"{self.address} failed: {first_line(exc)}") from None
 
 
 def local_address(toward: str) -> str:
@@ -262,36 +266,3 @@ class _TokenGate(flight.ServerMiddlewareFactory):  # type: ignore[misc]
         given = next((values[0] for name, values in headers.items() if name.lower() == "authorization"), "")
         if not hmac.compare_digest(given.encode(), self._expected.encode()):
             raise flight.FlightUnauthenticatedError("wrong token")
-
-
-_MARK = "hermes-error "
-
-
-@contextmanager
-def _answering() -> Iterator[None]:
-    """Carry our own errors over the wire as `hermes-error <class> <text>`."""
-    try:
-        yield
-    except HermesError as exc:
-        raise flight.FlightServerError(f"{_MARK}{type(exc).__name__} {exc}") from exc
-
-
-def _carried(exc: BaseException) -> HermesError | None:
-    text = str(exc)
-    if _MARK not in text:
-        return None
-    name, _, message = text.split(_MARK, 1)[1].partition(" ")
-    return error_named(name, message.split(". Detail:", 1)[0].split(". gRPC client debug context", 1)[0])
-
-
-def error_named(name: str, message: str) -> HermesError:
-    """One of our errors from its class name and text; a `HostError` when the name is unknown."""
-    kind: Callable[[str], HermesError] = getattr(errors, name, HostError)
-    return kind(message)
-
-
-def _first_line(exc: BaseException) -> str:
-    return (
-        str(exc).split(". Detail:", 1)[0].split(". gRPC client debug context", 1)[0].partition("\n")[0]
-        or type(exc).__name__
-    )

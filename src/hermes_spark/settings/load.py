@@ -29,6 +29,7 @@ FILE_CONF = "spark.hermes.file"
 OTHER_VARIABLES = frozenset(
     {
         FILE_VARIABLE,
+        "HERMES_DRIVER_NOTE",  # where the driver tells the program that submitted it how it fares
         "HERMES_FAULTS",  # which crash points are armed, for recovery tests
         "HERMES_FAULTS_DIR",  # where a crash point notes that it has fired
         "HERMES_TRITON_VENV",  # scripts/triton: where Triton's own environment lies

@@ -8,7 +8,8 @@ import time
 import msgspec
 
 from hermes_spark.errors import HermesError, HostAbsent, HostError, HostSilent
-from hermes_spark.host.wire import Barrier, HostExit, Registration, Release, WireClient, error_named, pack, unpack
+from hermes_spark.host.wire import Barrier, HostExit, Registration, Release, WireClient, pack, unpack
+from hermes_spark.host.wire_errors import error_named
 
 log = logging.getLogger(__name__)
 

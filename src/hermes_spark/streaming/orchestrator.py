@@ -26,6 +26,7 @@ from hermes_spark.settings import Settings
 from hermes_spark.state.journal_store import RecordReader
 from hermes_spark.state.records import Position, Record
 from hermes_spark.streaming.commit import Commit, CommitLog, check_stored, check_succession, source_digest
+from hermes_spark.streaming.driver_note import DriverNote
 from hermes_spark.streaming.fleet import Fleet
 from hermes_spark.streaming.handoff import Handed, HandoffPlan, hand_over
 from hermes_spark.streaming.ownership import CommittedView
@@ -62,6 +63,7 @@ class BatchParts(msgspec.Struct, frozen=True):
     """Tasks a hand-off may use: slots minus hosts."""
     batch_log: JsonLines | None
     pruner: Pruner
+    note: DriverNote = DriverNote("")
 
 
 class Orchestrator:
@@ -153,6 +155,7 @@ class Orchestrator:
             check_stored(self._last, commit)
             parts.fleet.committed(CommittedView(self._last.positions, self._last.ends))
             parts.pruner.committed(self._last)
+            parts.note.committed()
         faults.point("driver.after_commit")
         return ending
 

@@ -145,18 +145,27 @@ class Registry:
 
     @classmethod
     def load(cls, settings: ToolSettings) -> Registry:
-        """The tools of the YAML file `settings.file`: `{tools: [{name: ..., ...}, ...]}`, see `conf/tools.yaml`.
+        """The tools of the YAML file `settings.file`. Raises `SettingsError` as `read` and `parse` do."""
+        return cls.parse(cls.read(settings), settings)
 
-        Raises `SettingsError` naming file, tool and what was expected. Reads the environment variables that headers name.
-        """
+    @staticmethod
+    def read(settings: ToolSettings) -> str:
+        """The text of the tool file, for hosts that have no such file. Raises `SettingsError`."""
         try:
-            text = Path(settings.file).read_text(encoding="utf-8")
-            entries = _entries(text)
-            return cls(_tool_of(entry, index, settings) for index, entry in enumerate(entries))
+            return Path(settings.file).read_text(encoding="utf-8")
         except OSError as exc:
             raise SettingsError(f"tools.file: cannot read {settings.file}: {exc.strerror}") from None
         except UnicodeDecodeError as exc:
             raise SettingsError(f"{settings.file}: expected UTF-8 text: {exc.reason} at byte {exc.start}") from None
+
+    @classmethod
+    def parse(cls, text: str, settings: ToolSettings) -> Registry:
+        """The tools of a tool file's text: `{tools: [{name: ..., ...}, ...]}`, see `conf/tools.yaml`.
+
+        Raises `SettingsError` naming file, tool and what was expected. Reads the environment variables that headers name.
+        """
+        try:
+            return cls(_tool_of(entry, index, settings) for index, entry in enumerate(_entries(text)))
         except SettingsError as exc:
             raise SettingsError(f"{settings.file}: {exc}") from None
 
