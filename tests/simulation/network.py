@@ -97,14 +97,14 @@ def wire(network: Network) -> dict[str, Any]:
     """`WireServer`, `WireClient` and `local_address` of `host.wire`, over a simulated network."""
 
     class SimServer:
-        def __init__(self, address: str, token: str, handler: Any) -> None:
+        def __init__(self, address: str, token: str, handler: Any, settings: object = None) -> None:
             self.address = network.listen(address, handler)
 
         def shutdown(self) -> None:
             network.hang_up(self.address)
 
     class SimClient:
-        def __init__(self, address: str, token: str) -> None:
+        def __init__(self, address: str, token: str, settings: object = None) -> None:
             self.address = address
 
         def offer(self, header: OfferHeader, rows: Sequence[Row], timeout_s: float) -> OfferAnswer:

@@ -244,7 +244,7 @@ class World:
     @contextlib.contextmanager
     def _services(self) -> Iterator[None]:
         stand_ins = {
-            "Registry": SimpleNamespace(load=lambda settings: registry()),
+            "Registry": SimpleNamespace(parse=lambda text, settings: registry()),
             "tokenizer_of": lambda settings: None,
             "TritonModel": lambda *_: SimModel(self.tools.rng),
             "HttpToolCaller": lambda settings: SimToolCaller(self.tools),

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hermes_spark.errors import StartError
+from hermes_spark.settings import HostSettings
 from hermes_spark.streaming import executors
-from hermes_spark.streaming.executors import Executor, await_executors, divide, is_local, share
+from hermes_spark.streaming.executors import Executor, Wait, await_executors, divide, is_local, share
 from hermes_spark.streaming.preflight import Slots
 
 
@@ -85,13 +86,25 @@ def test_executors_are_waited_for_until_they_are_enough() -> None:
     def look() -> list[Executor]:
         return of(4, 4) if clock.now >= 5 else of(4)
 
-    assert await_executors(look, lambda there, quiet_s: len(there) == 2, 30, clock, clock.pause) == of(4, 4)
+    assert await_executors(look, lambda there, quiet_s: len(there) == 2, Wait(30, 10), clock, clock.pause) == of(4, 4)
     assert clock.now == pytest.approx(5, abs=0.3)
 
 
 def test_the_wait_has_an_end_and_goes_on_with_what_is_there() -> None:
     clock = Clock()
-    assert await_executors(lambda: of(4), lambda there, quiet_s: False, 30, clock, clock.pause) == of(4)
+    assert await_executors(lambda: of(4), lambda there, quiet_s: False, Wait(30, 10), clock, clock.pause) == of(4)
+    assert clock.now == pytest.approx(10, abs=0.3)
+
+
+def test_the_first_executor_has_more_time_than_another() -> None:
+    clock = Clock()
+    assert await_executors(lambda: [], lambda there, quiet_s: False, Wait(30, 10), clock, clock.pause) == []
+    assert clock.now == pytest.approx(30, abs=0.3)
+
+
+def test_executors_that_come_and_go_are_not_waited_for_without_end() -> None:
+    clock = Clock()
+    await_executors(lambda: of(int(clock.now * 5)), lambda there, quiet_s: False, Wait(30, 10), clock, clock.pause)
     assert clock.now == pytest.approx(30, abs=0.3)
 
 
@@ -106,8 +119,11 @@ def test_quiet_counts_from_the_last_change() -> None:
         seen.append(quiet_s)
         return bool(there) and quiet_s > 3
 
-    assert len(await_executors(look, settled, 30, clock, clock.pause)) == 3
+    assert len(await_executors(look, settled, Wait(30, 10), clock, clock.pause)) == 3
     assert clock.now == pytest.approx(6.2, abs=0.4)
+
+
+QUICK = HostSettings(start_timeout_s=0.1, executors_wait_s=0.1)
 
 
 class Context:
@@ -131,7 +147,7 @@ def there(monkeypatch: pytest.MonkeyPatch, *cores: int) -> None:
 def test_no_executor_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
     there(monkeypatch)
     with pytest.raises(StartError, match=r"no executor has registered within 0\.1 s.*spark\.executor\.memory"):
-        divide(Context(), 2, 0.1)
+        divide(Context(), 2, QUICK)
 
 
 def test_too_small_executors_are_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,14 +155,14 @@ def test_too_small_executors_are_said_so(monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(
         StartError, match=r"2 agent hosts leave no slot.*takes 2 cores.*have 2, 2.*spark\.executor\.cores"
     ):
-        divide(Context(), 2, 0.1)
+        divide(Context(), 2, QUICK)
 
 
 def test_fewer_executors_than_hosts_are_enough_to_begin_with(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     there(monkeypatch, 4)
-    assert divide(Context(), 2, 0.1) == Slots(2, 1, at_first=1, cpus=3)
+    assert divide(Context(), 2, QUICK) == Slots(2, 1, at_first=1, cpus=3)
     assert "room for 1 of 2 hosts" in caplog.text
 
 
@@ -158,8 +174,8 @@ def test_without_a_number_of_hosts_what_spark_was_promised_is_waited_for(
     monkeypatch.setattr(executors, "registered", lambda context: next(looks))
     monkeypatch.setattr(executors, "POLL_S", 0)
     monkeypatch.setattr(executors, "SETTLED_S", 0)
-    assert divide(Context(**{conf: value}), 0, 10).hosts == 2
+    assert divide(Context(**{conf: value}), 0, HostSettings()).hosts == 2
 
 
 def test_locally_every_slot_is_like_another() -> None:
-    assert divide(Context("local[2]"), 0, 0.1) == Slots(1, 1)
+    assert divide(Context("local[2]"), 0, QUICK) == Slots(1, 1)

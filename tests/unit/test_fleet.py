@@ -38,12 +38,10 @@ TOKEN = "run-token"
 class ThreadHost:
     """A host without shards' contents: it remembers its terms and answers barriers with them."""
 
-    def __init__(
-        self, payload: HostPayload, ended: Callable[[HostExit], None], launcher: Launcher, index: int | None = None
-    ) -> None:
+    def __init__(self, payload: HostPayload, ended: Callable[[HostExit], None], launcher: Launcher) -> None:
         launcher.hosts.append(self)
         self.payload = payload
-        self.index = payload.index if index is None else index
+        self.index = payload.index
         self.terms: dict[int, TermId] = {}
         self.released: list[int] = []
         self.seen: list[Assignment] = []
@@ -97,6 +95,7 @@ class Launcher:
     def __init__(self) -> None:
         self.hosts: list[ThreadHost] = []
         self.refuses: set[int] = set()
+        self.waiting: dict[int, tuple[bytes, Callable[[HostExit], None]]] = {}
         self.dies_at_once = False
         self.opens = True
         self.lets_go = True
@@ -109,11 +108,18 @@ class Launcher:
 
     def launch(self, index: int, payload: bytes, ended: Callable[[HostExit], None]) -> None:
         if index in self.refuses:
+            self.waiting[index] = (payload, ended)
             return
         if self.dies_at_once:
             threading.Thread(target=ended, args=(HostExit("", "segmentation fault"),), daemon=True).start()
             return
         threading.Thread(target=self._start, args=(payload, ended), daemon=True).start()
+
+    def admit(self, index: int) -> ThreadHost:
+        """There is room for a host that was launched in vain."""
+        until(lambda: index in self.waiting)
+        payload, ended = self.waiting.pop(index)
+        return ThreadHost(unpack(payload, HostPayload), ended, self)
 
     def _start(self, payload: bytes, ended: Callable[[HostExit], None]) -> None:
         ThreadHost(unpack(payload, HostPayload), ended, self)
@@ -203,7 +209,7 @@ def test_a_host_that_has_no_room_at_the_start_gets_its_share_when_it_comes(fleet
     fleet.start(2, 5, CommittedView({}, {}), at_first=1)
     before = fleet.ownership()
     assert set(before.addresses.values()) == {launcher.of(0).server.address}
-    late = ThreadHost(launcher.hosts[0].payload, lambda _: None, launcher, index=1)
+    late = launcher.admit(1)
     until(lambda: len(late.terms) == 2)
     fleet.wait_ready(5)
     after = fleet.ownership()
@@ -220,7 +226,7 @@ def test_a_host_that_comes_back_after_its_shards_moved_gets_its_share_again(flee
     launcher.of(1).die()
     fleet.wait_ready(10)
     assert set(fleet.ownership().addresses.values()) == {launcher.of(0).server.address}
-    back = ThreadHost(launcher.of(1).payload, lambda _: None, launcher)
+    back = launcher.admit(1)
     until(lambda: len(back.terms) == 2)
     fleet.wait_ready(5)
     assert len(set(fleet.ownership().addresses.values())) == 2
@@ -230,7 +236,7 @@ def test_shards_move_from_a_host_that_does_not_let_go(fleet: Fleet, launcher: La
     launcher.refuses = {1}
     fleet.start(2, 4, CommittedView({}, {}), at_first=1)
     launcher.lets_go = False
-    late = ThreadHost(launcher.hosts[0].payload, lambda _: None, launcher, index=1)
+    late = launcher.admit(1)
     until(lambda: len(late.terms) == 2)
     fleet.wait_ready(5)
     assert launcher.of(0).released == []

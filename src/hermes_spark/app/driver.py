@@ -165,7 +165,7 @@ def _retained(state_path: str, shards: range) -> dict[int, Retention]:
 def _preflight(context: SparkContext, settings: Settings) -> Slots:
     """Everything that can be found out before anything is started. Raises `StartError`, `SettingsError`, `ModelError`."""
     check_spark(context)
-    slots = divide(context, settings.hosts, settings.host.executors_wait_s)
+    slots = divide(context, settings.hosts, settings.host)
     check_source(settings)
     Registry.load(settings.tools)
     with ThreadPoolExecutor(1) as beside:  # both take seconds, mostly of imports

@@ -67,7 +67,8 @@ class AgentHost:
         self.services = msgspec.structs.replace(make_services(self), waits=self.turn_waits)
         self._flusher = Flusher(self._shards, self.broken)
         self._expiry = Expiry(self._shards, self.broken, self.services.settings)
-        self._offers = Offers(self, self.services.settings.host)
+        self._wire = self.services.settings.host
+        self._offers = Offers(self, self._wire)
         self._one_assignment = asyncio.Lock()
         self._logging: set[asyncio.Task[None]] = set()
         turn_log = self.services.settings.telemetry.turn_log
@@ -76,7 +77,9 @@ class AgentHost:
     async def run(self) -> HostExit:
         """Serve until stopped."""
         parent = os.getppid()
-        server = WireServer(self._payload.address or local_address(self._payload.driver), self._payload.token, self)
+        server = WireServer(
+            self._payload.address or local_address(self._payload.driver), self._payload.token, self, self._wire
+        )
         flushing = self._loop.create_task(self._flusher.run())
         flushing.add_done_callback(self._task_ended)
         watching = self._loop.create_task(self._watch_parent(parent))
@@ -257,7 +260,7 @@ class AgentHost:
         await self.services.tools.close()
 
     def _register(self, address: str) -> None:
-        client = WireClient(self._payload.driver, self._payload.token)
+        client = WireClient(self._payload.driver, self._payload.token, self._wire)
         me = Registration(self._payload.index, address, os.getpid(), socket.gethostname())
         try:
             client.act("register", pack(me), 10.0)

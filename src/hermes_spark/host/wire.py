@@ -16,10 +16,16 @@ import msgspec
 import pyarrow as pa
 from pyarrow import flight
 
-from hermes_spark.errors import HostAbsent, HostError
+from hermes_spark.errors import HostAbsent, HostError, StartError
 from hermes_spark.events import Coordinates, Row
 from hermes_spark.host.wire_errors import answering, carried, first_line
+from hermes_spark.host.wire_tls import calling, check_trust, serving
+from hermes_spark.settings import HostSettings
 from hermes_spark.state.records import Position, TermId
+
+PLAIN = HostSettings()
+"""Without TLS."""
+ADVICE = "look at spark.hermes.host.address and at the files of spark.hermes.host.tls_certificate_file and tls_key_file"
 
 ROWS = pa.schema(
     [
@@ -185,8 +191,12 @@ def batch_to_rows(batch: pa.RecordBatch) -> list[Row]:
 class WireServer(flight.FlightServerBase):  # type: ignore[misc]
     """Serves a `Handler` on an address of this machine, to callers that know the token. Runs on threads of its own."""
 
-    def __init__(self, address: str, token: str, handler: Handler) -> None:
-        super().__init__(f"grpc://{address}:0", middleware={"token": _TokenGate(token)})
+    def __init__(self, address: str, token: str, handler: Handler, settings: HostSettings = PLAIN) -> None:
+        scheme, options = serving(settings)
+        try:
+            super().__init__(f"{scheme}://{address}:0", middleware={"token": _TokenGate(token)}, **options)
+        except pa.ArrowException as exc:
+            raise StartError(f"nothing can be served on {address} ({first_line(exc)}); {ADVICE}") from None
         self._handler = handler
         self.address = f"{address}:{self.port}"
 
@@ -206,9 +216,10 @@ class WireServer(flight.FlightServerBase):  # type: ignore[misc]
 class WireClient:
     """Talks to one `WireServer`. Every call has a deadline; a server that is not there raises `HostAbsent`."""
 
-    def __init__(self, address: str, token: str) -> None:
+    def __init__(self, address: str, token: str, settings: HostSettings = PLAIN) -> None:
         self.address = address
-        self._client = flight.FlightClient(f"grpc://{address}")
+        scheme, options = calling(settings)
+        self._client = flight.FlightClient(f"{scheme}://{address}", **options)
         self._headers = [(b"authorization", f"Bearer {token}".encode())]
 
     def offer(self, header: OfferHeader, rows: Sequence[Row], timeout_s: float) -> OfferAnswer:
@@ -242,6 +253,7 @@ class WireClient:
         try:
             yield
         except (flight.FlightUnavailableError, flight.FlightTimedOutError) as exc:
+            check_trust(self.address, str(exc))
             raise HostAbsent(f"no answer from {self.address}: {first_line(exc)}") from None
         except flight.FlightUnauthenticatedError:
             raise HostError(f"{self.address} refused the token: it belongs to another run") from None

@@ -143,6 +143,9 @@ def _contradictions(settings: Settings) -> Iterator[str]:
             f"hosts is {settings.hosts} and state.shards is {settings.state.shards}; "
             "expected at most one host per shard, more would have nothing to do"
         )
+    tls = (settings.host.tls_certificate_file, settings.host.tls_key_file, settings.host.tls_ca_file)
+    if any(tls) and not all(tls):
+        yield "host.tls_certificate_file, tls_key_file and tls_ca_file are set in part; expected all three or none"
     if settings.host.max_queued_bytes < intake.max_event_bytes:
         yield (
             f"host.max_queued_bytes is {settings.host.max_queued_bytes}, less than the {intake.max_event_bytes} of "

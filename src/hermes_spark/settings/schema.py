@@ -100,13 +100,21 @@ class HostSettings(_Section, frozen=True):
     """Agent hosts."""
 
     start_timeout_s: float = 60.0
-    executors_wait_s: float = 30.0
-    """How long the start waits for a cluster's executors, before it goes on with those that are there."""
+    executors_wait_s: float = 10.0
+    """How long the start waits for another executor of a cluster, before it goes on with those that are there."""
     restart_timeout_s: float = 20.0
     silence_s: float = 15.0
     """A host that does not answer for so long is ended and started again."""
     address: str = ""
     """Interface address that hosts and driver listen on; empty: the address that Spark's driver uses."""
+    tls_certificate_file: str = ""
+    """PEM file of the certificate that driver and hosts show each other; empty: no TLS between them."""
+    tls_key_file: str = ""
+    """PEM file of its key."""
+    tls_ca_file: str = ""
+    """PEM file of the authorities that such certificates are checked against."""
+    tls_server_name: str = ""
+    """The name in the certificate, if it is not the address that is called."""
     max_open_turns: int = 1024
     """Open turns of one host; above it hand-offs of messages wait."""
     max_queued_bytes: int = 67_108_864

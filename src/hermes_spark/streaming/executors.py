@@ -15,6 +15,7 @@ import msgspec
 from pyspark import SparkContext
 
 from hermes_spark.errors import StartError
+from hermes_spark.settings import HostSettings
 from hermes_spark.streaming.preflight import Slots, divide_slots
 
 log = logging.getLogger(__name__)
@@ -31,8 +32,8 @@ class Executor(msgspec.Struct, frozen=True):
     cores: int
 
 
-def divide(context: SparkContext, wanted_hosts: int, wait_s: float) -> Slots:
-    """How hosts and batches share this Spark; on a cluster its executors are waited for, `wait_s` at most.
+def divide(context: SparkContext, wanted_hosts: int, settings: HostSettings) -> Slots:
+    """How hosts and batches share this Spark; on a cluster its executors are waited for, `start_timeout_s` at most.
 
     Raises `StartError` that says what is missing when not even one host and a batch have room.
     """
@@ -48,14 +49,15 @@ def divide(context: SparkContext, wanted_hosts: int, wait_s: float) -> Slots:
             return slots is not None and slots.at_first == wanted_hosts
         return expected(there) if expected else bool(there) and quiet_s > SETTLED_S
 
-    there = await_executors(lambda: registered(context), enough, wait_s)
+    wait = Wait(settings.start_timeout_s, settings.executors_wait_s)
+    there = await_executors(lambda: registered(context), enough, wait)
     slots = share(there, wanted_hosts, task_cpus)
     if slots is None:
-        raise StartError(_missing(there, wanted_hosts, wait_s))
+        raise StartError(_missing(there, wanted_hosts, settings.start_timeout_s))
     if slots.at_first < slots.hosts:
         log.warning(
-            "%d executors are there after %g s, room for %d of %d hosts; the others start when more executors join",
-            len(there), wait_s, slots.at_first, slots.hosts,
+            "%d executors are there, with room for %d of %d hosts; the others start when more executors join",
+            len(there), slots.at_first, slots.hosts,
         )  # fmt: skip
     return slots
 
@@ -72,17 +74,27 @@ def registered(context: SparkContext) -> list[Executor]:
     return [Executor(str(each.id()), int(each.totalCores())) for each in summaries if each.id() != "driver"]
 
 
+class Wait(msgspec.Struct, frozen=True):
+    """Bounds of waiting for executors."""
+
+    most_s: float
+    another_s: float
+    """How long, while some are there, another one is waited for."""
+
+
 def await_executors(
     look: Callable[[], list[Executor]],
     enough: Callable[[Sequence[Executor], float], bool],
-    wait_s: float,
+    wait: Wait,
     clock: Callable[[], float] = time.monotonic,
     pause: Callable[[float], object] = time.sleep,
 ) -> list[Executor]:
-    """Those that are there once they are `enough`, given for how long (s) none has come or gone, or after `wait_s`."""
+    """Those that are there once they are `enough`, given for how long (s) none has come or gone, or when the wait is over."""
     began = changed = clock()
     there = look()
-    while not enough(there, clock() - changed) and clock() - began < wait_s:
+    while not enough(there, clock() - changed):
+        if clock() - began > wait.most_s or (there and clock() - changed > wait.another_s):
+            break
         pause(POLL_S)
         before, there = there, look()
         changed = changed if there == before else clock()
@@ -123,7 +135,7 @@ def _missing(executors: Sequence[Executor], wanted_hosts: int, wait_s: float) ->
         return (
             f"no executor has registered within {wait_s:g} s: no worker of the cluster has the free cores and the memory that "
             "spark.executor.cores and spark.executor.memory ask for; look at the cluster's page, or raise "
-            "spark.hermes.host.executors_wait_s"
+            "spark.hermes.host.start_timeout_s"
         )
     cores = ", ".join(str(executor.cores) for executor in executors)
     cpus = max(executor.cores for executor in executors) // 2 + 1

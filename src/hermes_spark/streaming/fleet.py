@@ -74,7 +74,7 @@ class Fleet:
         `host.start_timeout_s`.
         """
         self._committed = committed
-        self._server = WireServer(self._place.address, self._payload.token, self)
+        self._server = WireServer(self._place.address, self._payload.token, self, self._settings)
         self._payload = msgspec.structs.replace(self._payload, driver=self._server.address)
         self._hosts = [FleetHost(index, since=time.monotonic()) for index in range(hosts)]
         at_first = at_first or hosts
@@ -179,7 +179,7 @@ class Fleet:
         registration = unpack(body, Registration)
         with self._changed:
             host = self._hosts[registration.index]
-            host.registered(registration, WireClient(registration.address, self._payload.token))
+            host.registered(registration, WireClient(registration.address, self._payload.token, self._settings))
             # Spark may have started its task again by itself (spark.task.maxFailures): the host before is gone unannounced.
             self._ready -= {shard for shard, owner in self._owner.items() if owner == host.index}
         log.info("host %d is up: pid %d on %s", registration.index, registration.pid, registration.node)

@@ -27,7 +27,7 @@ from hermes_spark import faults
 from hermes_spark.errors import HandoffError, HermesError
 from hermes_spark.events import Coordinates, Row, routing_key, shard_of
 from hermes_spark.host.wire import ROWS, OfferHeader, Span, WireClient, rows_to_batch
-from hermes_spark.settings import Settings
+from hermes_spark.settings import HostSettings, Settings
 from hermes_spark.streaming.fleet import Fleet
 from hermes_spark.streaming.ownership import Ownership
 from hermes_spark.streaming.rows import decode, from_arrow
@@ -121,7 +121,7 @@ class Offering:
                 self._plan.batch, tuple(shard for shard, _ in routed), self._plan.ownership.terms, self._plan.spans
             )
             try:
-                client = _connected(address, self._plan.ownership.token)
+                client = _connected(address, self._plan.ownership.token, self._plan.settings.host)
                 answer = client.offer(header, [row for _, row in routed], OFFER_TIMEOUT_S)
             except HandoffError:
                 raise
@@ -140,11 +140,11 @@ class Offering:
 
 
 @functools.lru_cache(maxsize=64)
-def _connected(address: str, token: str) -> WireClient:
+def _connected(address: str, token: str, settings: HostSettings) -> WireClient:
     """One connection per owner and process: a worker runs many tasks, and connecting costs more than an offer."""
     # Spark's worker collects garbage after every task; what is loaded by now stays, and need not be walked each time.
     gc.freeze()
-    return WireClient(address, token)
+    return WireClient(address, token, settings)
 
 
 class _Patience:
