@@ -9,6 +9,7 @@ rate, one tool delay per step that called. Turns that arrive during the first `-
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import re
 import shutil
@@ -50,16 +51,19 @@ def _measure(arguments: argparse.Namespace, stack: Stack) -> None:
     )
     tools = stack.tools("--delay-ms", str(TOOL_DELAY_MS))
     rates = [arguments.saturation] if arguments.saturation else arguments.rate
-    for rate in rates:
-        result = _job(arguments, stack, triton, tools, rate)
+    for rate, hosts in itertools.product(rates, arguments.hosts):
+        result = _job(arguments, stack, triton, tools, (rate, hosts))
         if arguments.plain:
             plain = _plain(arguments, stack, triton, tools, rate)
             result |= {"plain": plain, "share_of_plain": round(result["turns_per_s"] / plain["turns_per_s"], 3)}
         print(json.dumps(result), flush=True)
 
 
-def _job(arguments: argparse.Namespace, stack: Stack, triton: str, tools: ToolService, rate: int) -> dict[str, Any]:
-    run = stack.directory / f"run-{rate}"
+def _job(
+    arguments: argparse.Namespace, stack: Stack, triton: str, tools: ToolService, rate_and_hosts: tuple[int, int]
+) -> dict[str, Any]:
+    rate, wanted = rate_and_hosts
+    run = stack.directory / f"run-{rate}-{wanted}"
     part = stack.job(
         {
             "checkpoint": run / "checkpoint",
@@ -73,36 +77,38 @@ def _job(arguments: argparse.Namespace, stack: Stack, triton: str, tools: ToolSe
             "sink.path": run / "out",
             "sink.publish_interval_ms": arguments.publish_interval_ms,
             "trigger.interval_ms": arguments.trigger_ms,
+            "hosts": wanted,
+            "host.max_open_turns": arguments.open_turns,
             "state.local_path": run / "rocksdb",
             "telemetry.turn_log": run / "log",
             "stop.idle_s": 4,
             "spark.ui.enabled": False,
             "spark.sql.streaming.numRecentProgressUpdates": 5000,
         },
-        f"local[{arguments.slots}]",
+        f"local[{max(arguments.slots, wanted + 2)}]",
     )
     log_start = part.log.stat().st_size
-    hosts = _host_pids(part.log, log_start, lambda: part.alive)
+    hosts = _host_pids(part.log, log_start, max(1, wanted), lambda: part.alive)
     with Accounting(hosts) as accounting:
         status = part.wait(arguments.seconds + 240)
     if status != 0:
         raise StackError(f"the job ended with status {status}\n{part.tail()}")
     turns = _lines(run / "log", "turns-*.jsonl")
-    result = _result(arguments, rate, turns, run)
+    result = {"hosts": len(hosts), **_result(arguments, rate, turns, run)}
     thousands = len(turns) / 1000
     result["cpu_s_per_1000_turns"] = {role: round(s / thousands, 2) for role, s in accounting.cpu_s().items()}
     result["peak_mb"] = dict(accounting.peak_mb)
     return result
 
 
-def _host_pids(log: Path, start: int, alive: Any) -> list[int]:
+def _host_pids(log: Path, start: int, least: int, alive: Any) -> list[int]:
     deadline = time.monotonic() + 120
     while alive() and time.monotonic() < deadline:
         found = re.findall(r"is up: pid (\d+)", log.read_text()[start:])
-        if found:
+        if len(found) >= least:
             return [int(pid) for pid in found]
         time.sleep(0.2)
-    raise StackError(f"no agent host came up; see {log}")
+    raise StackError(f"not all agent hosts came up; see {log}")
 
 
 def _result(arguments: argparse.Namespace, rate: int, turns: list[dict[str, Any]], run: Path) -> dict[str, Any]:
@@ -215,7 +221,14 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--trigger-ms", type=int, default=200)
     parser.add_argument("--publish-interval-ms", type=int, default=0)
     parser.add_argument("--slots", type=int, default=3, help="Spark's local slots: one host per two")
+    parser.add_argument(
+        "--hosts", type=int, action="append", help="agent hosts; may be repeated, each is a run (default: by slots)"
+    )
+    parser.add_argument(
+        "--open-turns", type=int, default=1024, help="open turns of one host: a small number makes that the limit"
+    )
     arguments = parser.parse_args()
+    arguments.hosts = arguments.hosts or [0]
     arguments.rate = arguments.rate or [100]
     return arguments
 
