@@ -113,5 +113,5 @@ def driver_dies_and_is_started_by_hand(job: ClusterJob) -> None:
 
 def driver_dies_and_its_supervisor_starts_it(job: ClusterJob) -> None:
     kill_process(job.driver_pid())
+    job.until(lambda: "status 137; it is started again in 1 s (failure 1 of 6" in job.log(), "the supervisor's word")
     job.ask_and_see_calls("calls of the driver's third life")
-    assert "status 137; it is started again in 1 s (failure 1 of 6" in job.log()
