@@ -98,6 +98,7 @@ def executor_and_worker_die(job: ClusterJob, worker: Worker) -> None:
     job.ask_and_see_calls("calls after the executor's death")
     kill_process(worker.part.process.pid)
     job.ask_and_see_calls("calls after the worker's death")
+    job.until(lambda: "did not come back; its 8 shards move" in job.log(), "the move of its shards")
 
 
 def driver_dies_and_is_started_by_hand(job: ClusterJob) -> None:
