@@ -131,6 +131,7 @@ def _result(arguments: argparse.Namespace, rate: int, turns: list[dict[str, Any]
         "outcomes": len(outcomes),
         "failed": sum(row["status"] != "completed" for row in outcomes),
         "turns_per_s": round(ended / (arguments.seconds - arguments.warm_up), 1),
+        "turns_per_s_to_the_end": round(len(turns) / (max(turn["at_ms"] for turn in turns) - start) * 1000, 1),
         "open_at_half": _open_at(turns, rate, start, arguments.seconds / 2),
         "open_at_end": _open_at(turns, rate, start, arguments.seconds),
         "turn_ms": _quantiles(turn_ms.values()),

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
+from certificates import Authority
 from chaos_parts.counts import Counts, count
 from jobs import Job, kill_process, question
 from spark_cluster import SparkCluster, Worker
@@ -35,7 +36,16 @@ class ClusterJob(Job):
     ) -> None:
         small = {"hosts": 2, "spark.executor.memory": "600m"}
         waits = {"host.executors_wait_s": 2, "host.restart_timeout_s": 3}
-        super().__init__(stack, triton, tools, **small, **waits)
+        authority = Authority(stack.directory / "certificates")
+        certificate, key = authority.sign("hosts", "DNS:hosts.example")
+        tls = {
+            "host.tls_certificate_file": certificate,
+            "host.tls_key_file": key,
+            "host.tls_ca_file": authority.ca_file,
+            "host.tls_server_name": "hosts.example",
+            "intake.driver_rows": 0,  # tasks on executors talk to hosts too
+        }
+        super().__init__(stack, triton, tools, **small, **waits, **tls)
         self.tools = tools
         self.master = cluster.url
         self.given: set[tuple[str, int]] = set()

@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import gc
 import logging
+import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -106,12 +107,35 @@ class Offering:
             shard = shard_of(routing_key(row), self._plan.shards)
             by_owner.setdefault(self._plan.ownership.addresses.get(shard, ""), []).append((shard, row))
         handed = Handed()
-        for address, routed in by_owner.items():
-            if address not in self._absent:
-                handed += self._offer_to(address, routed)
-            else:
-                handed += Handed(untaken=tuple(row for _, row in routed))
+        for address in [address for address in by_owner if address in self._absent]:
+            handed += Handed(untaken=tuple(row for _, row in by_owner.pop(address)))
+        for answer in self._offer_to_all(by_owner):
+            handed += answer
         return handed
+
+    def _offer_to_all(self, by_owner: dict[str, list[tuple[int, Row]]]) -> list[Handed]:
+        """Offer to all owners at the same time: one that is full must not keep rows from another that has room."""
+        answers: dict[str, Handed] = {}
+        faults: list[HermesError] = []
+
+        def ask(address: str) -> None:
+            try:
+                answers[address] = self._offer_to(address, by_owner[address])
+            except HermesError as exc:
+                faults.append(exc)
+
+        asking = [threading.Thread(target=ask, args=(address,), daemon=True) for address in list(by_owner)[1:]]
+        for thread in asking:
+            thread.start()
+        for address in list(by_owner)[:1]:  # as a rule the only one, and then no thread is needed
+            ask(address)
+        for thread in asking:
+            thread.join()
+        if faults:
+            raise faults[0]
+        if silent := [address for address in by_owner if address not in answers]:
+            raise HandoffError(f"offers to {', '.join(silent)} ended without an answer; see the errors before this one")
+        return [answers[address] for address in by_owner]
 
     def _offer_to(self, address: str, routed: list[tuple[int, Row]]) -> Handed:
         handed = Handed()
