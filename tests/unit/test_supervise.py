@@ -20,7 +20,7 @@ from supervise import PAUSES_S, Again, GiveUp, Patience, Runner, supervise
 SUPERVISE = Path(__file__).parents[2] / "scripts" / "supervise.py"
 
 JOB = """
-import json, os, pathlib, signal, sys, time
+import json, os, pathlib, signal, subprocess, sys, time
 plan = pathlib.Path(sys.argv[1])
 lives = json.loads(plan.read_text())
 life, rest = lives[0], lives[1:]
@@ -39,6 +39,10 @@ if life.get("notes", True):
     note.write_text(json.dumps({"pid": os.getpid(), "commits": life.get("commits", 0)}))
 with lived.open("a") as file:
     file.write(f"{os.getpid()}\\n")
+if life.get("leaves"):
+    left = subprocess.Popen(["sleep", "60"])
+    with lived.open("a") as file:
+        file.write(f"{left.pid}\\n")
 while life.get("runs") and (not stopping or life.get("stubborn")):
     time.sleep(0.01)
 time.sleep(life.get("finishing", 0) if stopping else 0)
@@ -231,6 +235,12 @@ def test_the_job_does_not_outlive_what_runs_it(job: FakeJob) -> None:
     process.kill()
     process.wait(30)
     until(lambda: not Path(f"/proc/{job.pids[0]}").exists())
+
+
+def test_what_a_killed_job_leaves_behind_is_ended_before_the_next_start(job: FakeJob) -> None:
+    job.lives({"leaves": True, "killed": True})
+    assert job.runner.run() == 137
+    until(lambda: not Path(f"/proc/{job.pids[1]}/exe").exists())
 
 
 # the driver's side
