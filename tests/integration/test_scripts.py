@@ -287,7 +287,10 @@ def test_a_cluster_gets_the_project_and_an_interpreter(checkout, environment, ma
 
 @pytest.mark.parametrize("master", ["local[3]", "local", "local-cluster[2,4,700]"])
 def test_nothing_is_shipped_within_one_machine(checkout, environment, master):
-    assert dry_run(checkout, environment, "--master", master, "job.py").option("--archives") == []
+    told = dry_run(checkout, environment, "--master", master, "job.py")
+    assert told.option("--archives") == []
+    path = told.confs().get("spark.executorEnv.PYTHONPATH")
+    assert path == (str(checkout / "src") if "cluster" in master else None)
 
 
 def test_archives_of_the_users_own_go_along(checkout, environment):

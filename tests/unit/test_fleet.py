@@ -335,6 +335,31 @@ def test_a_host_that_stands_still_is_ended_and_its_successor_owns_its_shards(
     }  # fmt: skip
 
 
+def test_a_host_that_is_gone_while_its_job_waits_for_an_executor_is_ended(
+    fleet: Fleet, launcher: Launcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet_host, "GONE_S", 0.2)
+    fleet.start(2, 4, CommittedView({}, {}))
+    host = launcher.of(1)
+    host.server.shutdown()
+    launcher.refuses = {1}
+    assert {p.shard for barrier in fleet.barrier(10) for p in barrier.positions} == {0, 1, 2, 3}
+    assert launcher.ended == [1]
+    assert set(fleet.ownership().addresses.values()) == {launcher.of(0).server.address}
+
+
+def test_a_host_that_comes_back_by_itself_is_not_ended(
+    fleet: Fleet, launcher: Launcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet_host, "GONE_S", 1.0)
+    fleet.start(1, 2, CommittedView({}, {}))
+    host = launcher.of(0)
+    host.server.shutdown()
+    threading.Timer(0.3, lambda: ThreadHost(host.payload, host._ended, launcher)).start()
+    assert len(fleet.barrier(10)) == 1
+    assert launcher.ended == []
+
+
 def test_a_host_whose_disk_is_slow_is_left_alone(fleet: Fleet, launcher: Launcher) -> None:
     fleet.start(1, 2, CommittedView({}, {}))
     launcher.of(0).slow = 1.0

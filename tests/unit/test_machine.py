@@ -1,4 +1,4 @@
-"""A host on another machine than the state's directory refuses, before it opens anything."""
+"""A host on another machine than the state's directory, or of another version, refuses before it opens anything."""
 
 from __future__ import annotations
 
@@ -40,3 +40,10 @@ def test_the_query_ends_with_that_sentence_instead_of_starting_hosts_again() -> 
     exit_ = run_host(pack(payload))
     assert exit_.error in LASTING_FAULTS
     assert "another machine" in exit_.message
+
+
+def test_a_host_of_another_version_ends_the_query_too() -> None:
+    settings = b'{"a setting that this version does not know": 1}'
+    exit_ = run_host(pack(HostPayload(0, "t", "", "", "q", "/state", settings)))
+    assert exit_.error in LASTING_FAULTS
+    assert "run one version of hermes-spark on all machines" in exit_.message

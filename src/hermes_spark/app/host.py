@@ -36,11 +36,11 @@ PROJECT = Path(__file__).parents[3]
 def run_host(payload_bytes: bytes) -> HostExit:
     """Be an agent host until told to end; called inside a Spark task, after the fork, so clients are made here."""
     payload = unpack(payload_bytes, HostPayload)
-    settings = settings_from_json(payload.settings.decode())
-    configure_logging(settings.telemetry.log_level)
-    _settle_down()
     loop = uvloop.new_event_loop()
     try:
+        settings = settings_from_json(payload.settings.decode())
+        configure_logging(settings.telemetry.log_level)
+        _settle_down()
         check_machine(payload.machine, payload.state_path)
         exit_: HostExit = loop.run_until_complete(_run_host(payload, settings))
     except HermesError as exc:

@@ -22,6 +22,8 @@ RELEASE_TIMEOUT_S = 10.0
 QUICK_DEATHS = 5
 """A host that dies so often in a row, each time before it was ready for `QUICK_S`, ends the query."""
 QUICK_S = 5.0
+GONE_S = 5.0
+"""How long Spark may take to notice that a host is gone, or to have it back."""
 PING_S = 3.0
 """A ping waits for nothing but the host's loop, which never works on one thing for so long."""
 
@@ -36,11 +38,14 @@ class FleetHost(msgspec.Struct):
     since: float = 0.0
     """When it came into this state (monotonic)."""
     quick_deaths: int = 0
+    absent_since: float | None = None
+    """Since when nobody has been at its address (monotonic)."""
 
     def registered(self, registration: Registration, client: WireClient) -> None:
         """It is there, without shards yet."""
         self.state, self.registration, self.client = "registered", registration, client
         self.since = time.monotonic()
+        self.absent_since = None
 
     def ended(self, exit_: HostExit) -> HermesError | None:
         """It is gone. Returns what ends the query, if starting it again would not mend what ended it."""
@@ -66,12 +71,26 @@ class FleetHost(msgspec.Struct):
             raise HostError(f"host {self.index} is gone")
         asked = time.monotonic()
         try:
-            return unpack(self.client.act("barrier", b"", timeout_s), Barrier)
-        except HostAbsent:
+            answer = unpack(self.client.act("barrier", b"", timeout_s), Barrier)
+        except HostAbsent as exc:
             if time.monotonic() - asked < timeout_s / 2:
-                raise  # it is gone, which is seen elsewhere
-            self._ping(timeout_s)
+                self._note_absence(exc)
+            else:
+                self._ping(timeout_s)
             raise
+        self.absent_since = None
+        return answer
+
+    def _note_absence(self, exc: HostAbsent) -> None:
+        """It is gone, and as a rule its job ends in a moment. Raise `HostSilent` if the job stays.
+
+        A job outlives its task where Spark starts the task again by itself, and waits for an executor to do so.
+        """
+        now = time.monotonic()
+        self.absent_since = self.absent_since or now
+        if now - self.absent_since > GONE_S:
+            self.absent_since = None
+            raise HostSilent(f"host {self.index} has been gone for {GONE_S:g} s and its job has not ended") from exc
 
     def release(self, shards: tuple[int, ...]) -> None:
         """Have it let go of shards that get another owner. Whether it does is no matter: the new owner's term seals them."""
