@@ -43,7 +43,6 @@ class ClusterJob(Job):
             "host.tls_key_file": key,
             "host.tls_ca_file": authority.ca_file,
             "host.tls_server_name": "hosts.example",
-            "intake.driver_rows": 0,  # tasks on executors talk to hosts too
         }
         super().__init__(stack, triton, tools, **small, **waits, **tls)
         self.tools = tools
@@ -93,10 +92,10 @@ def test_whatever_is_killed_on_a_cluster_and_whatever_joins_it_nothing_is_lost(
 
 
 def an_executor_joins(job: ClusterJob, cluster: SparkCluster) -> None:
-    job.ask_and_see_calls("calls on one host")
-    assert len(job.host_pids()) == 1
+    job.until(lambda: len(job.host_pids()) == 1, "the first host")
     assert "room for 1 of 2 hosts" in job.log()
     cluster.add_workers(1)
+    job.ask_and_see_calls("calls while the executor starts")
     job.until(lambda: len(job.host_pids()) == 2, "a host on the executor that joined")
     job.until(lambda: "gives up 8 shards" in job.log(), "shards on their way to it")
     job.ask_and_see_calls("calls after the move")
@@ -105,7 +104,6 @@ def an_executor_joins(job: ClusterJob, cluster: SparkCluster) -> None:
 def executor_and_worker_die(job: ClusterJob, worker: Worker) -> None:
     worker.executors()[-1].kill()
     job.until(lambda: len(job.host_pids()) == 3, "a host on the executor that came instead")
-    job.ask_and_see_calls("calls after the executor's death")
     kill_process(worker.part.process.pid)
     job.ask_and_see_calls("calls after the worker's death")
     job.until(lambda: "did not come back; its 8 shards move" in job.log(), "the move of its shards")

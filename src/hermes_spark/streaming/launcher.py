@@ -7,6 +7,7 @@ Each belongs to a job group of its own, so that stopping the query does not canc
 from __future__ import annotations
 
 import importlib
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Protocol
@@ -18,6 +19,9 @@ from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
 
 from hermes_spark.errors import HostError
 from hermes_spark.host.wire import HostExit, pack, unpack
+
+KILL_S = 5.0
+"""Spark kills a task that is cancelled 1.2 s + `spark.python.task.killTimeout` later."""
 
 
 class HostLauncher(Protocol):
@@ -49,21 +53,27 @@ class SparkHostLauncher:
         self._entry = entry
         self._cpus = cpus
         self._group = f"hermes-hosts-{run_id}"
-        self._launched: set[int] = set()
+        self._threads: dict[int, InheritableThread] = {}
+        """By host, the one that submitted it last."""
 
     def launch(self, index: int, payload: bytes, ended: Callable[[HostExit], None]) -> None:
         """Submit the job of one host. See `HostLauncher`."""
-        self._launched.add(index)
-        InheritableThread(target=self._run, args=(index, payload, ended), daemon=True, name=f"host-{index}").start()
+        thread = InheritableThread(target=self._run, args=(index, payload, ended), daemon=True, name=f"host-{index}")
+        self._threads[index] = thread
+        thread.start()
 
     def end(self, index: int) -> None:
         """Cancel its job group: Spark kills what has not ended 1.2 s + `spark.python.task.killTimeout` later."""
         self._context.cancelJobGroup(f"{self._group}-{index}")
 
     def kill(self) -> None:
-        """`end` for all of them."""
-        for index in list(self._launched):
+        """`end` for all of them, those that wait for an executor too; returns when they have ended, within `KILL_S`."""
+        threads = dict(self._threads)
+        for index in threads:
             self.end(index)
+        deadline = time.monotonic() + KILL_S
+        for thread in threads.values():
+            thread.join(max(0.0, deadline - time.monotonic()))
 
     def _run(self, index: int, payload: bytes, ended: Callable[[HostExit], None]) -> None:
         context = self._context
