@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 
 import pytest
 
@@ -125,28 +124,6 @@ def test_sigterm_lets_open_turns_end_and_publishes_them(stack: Stack, triton: st
     assert "ended (asked to stop)" in part.tail()
     numbers = sorted(row["source_offset"] for row in job.rows())
     assert numbers == list(range(len(numbers)))
-
-
-def test_a_second_sigterm_ends_it_at_once_and_the_next_start_goes_on(
-    stack: Stack, triton: str, tools: ToolService
-) -> None:
-    tools.control(hang=["stuck"])
-    job = Job(stack, triton, tools, **{"tools.timeout_s": 100})
-    rows = job.drop([question("stuck"), *some_questions(10)])
-    part = job.start()
-    job.until(lambda: len(job.rows()) == rows - 1, "the outcomes of all other sessions")
-    os.kill(part.process.pid, signal.SIGTERM)
-    job.until(lambda: "stopping (asked to stop)" in part.log.read_text(), "the driver's hearing of it")
-    asked = time.monotonic()
-    os.kill(part.process.pid, signal.SIGTERM)
-    assert part.wait(20) in (137, 143)
-    assert time.monotonic() - asked < 15, "half of what it would wait for the turn that is stuck"
-    tools.control(release=True)
-    job.finish()
-    outcomes = job.rows()
-    assert len(outcomes) == rows
-    assert one_each(outcomes)
-    assert executed_more_than_once(tools) == {}
 
 
 def test_a_hanging_tool_delays_no_other_session(stack: Stack, triton: str, tools: ToolService) -> None:

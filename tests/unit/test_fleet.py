@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-from hermes_spark.errors import Fenced, HandoffError, HermesError, HostError, StartError, StorageFull
+from hermes_spark.errors import Fenced, HandoffError, HermesError, HostAbsent, HostError, StartError, StorageFull
 from hermes_spark.events import Row
 from hermes_spark.host.wire import (
     Assignment,
@@ -44,6 +44,7 @@ class ThreadHost:
         self.index = payload.index
         self.terms: dict[int, TermId] = {}
         self.released: list[int] = []
+        self.deaf, launcher.deaf = launcher.deaf, False
         self.seen: list[Assignment] = []
         self.opens = launcher.opens
         self.launcher = launcher
@@ -61,14 +62,10 @@ class ThreadHost:
         return OfferAnswer(len(rows), 0)
 
     def act(self, action: str, body: bytes) -> bytes:
+        if self.deaf:
+            raise HostAbsent("nobody is there")
         if action == "assign":
-            assignment = unpack(body, Assignment)
-            if trouble := self.launcher.take_trouble():
-                raise trouble
-            if not self.opens:
-                raise StorageFull("no space at /state; free some")
-            self.seen.append(assignment)
-            self.terms.update(assignment.terms)
+            self._assign(unpack(body, Assignment))
         if action == "release":
             if not self.launcher.lets_go:
                 raise HostError("busy")
@@ -86,6 +83,14 @@ class ThreadHost:
         positions = tuple(ShardPosition(s, Position(5, t, "")) for s, t in sorted(self.terms.items()))
         return pack(Barrier(positions, 0, 0))
 
+    def _assign(self, assignment: Assignment) -> None:
+        if trouble := self.launcher.take_trouble():
+            raise trouble
+        if not self.opens:
+            raise StorageFull("no space at /state; free some")
+        self.seen.append(assignment)
+        self.terms.update(assignment.terms)
+
     def die(self, error: str = "", message: str = "gone") -> None:
         self.server.shutdown()
         self._ended(HostExit(error, message))
@@ -99,6 +104,7 @@ class Launcher:
         self.dies_at_once = False
         self.opens = True
         self.lets_go = True
+        self.deaf = False
         self.trouble: HermesError | None = None
         self.ended: list[int] = []
 
@@ -311,6 +317,16 @@ def test_a_host_that_cannot_open_its_shards_is_started_again(fleet: Fleet, launc
     fleet.start(1, 2, CommittedView({}, {}))
     assert len(launcher.hosts) == 2
     assert set(fleet.ownership().addresses) == {0, 1}
+
+
+def test_a_host_that_is_gone_before_it_has_its_shards_is_ended_and_started_again(
+    fleet: Fleet, launcher: Launcher
+) -> None:
+    launcher.deaf = True
+    fleet.start(1, 2, CommittedView({}, {}))
+    assert launcher.ended == [0]
+    assert len(launcher.hosts) == 2
+    assert set(fleet.ownership().addresses.values()) == {launcher.of(0).server.address}
 
 
 def test_what_ends_a_host_while_it_is_asked_does_not_end_the_query(fleet: Fleet, launcher: Launcher) -> None:

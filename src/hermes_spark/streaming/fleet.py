@@ -252,8 +252,9 @@ class Fleet:
         self._assign_error = str(error)
         if type(error).__name__ in LASTING_FAULTS:
             self.fail(error)
-        elif (client := host.client) is not None:
-            tell_to_stop(client)
+        elif (client := host.client) is not None and not tell_to_stop(client):
+            # Its job may outlive it, waiting for an executor to start it again on.
+            self._launcher.end(host.index)
 
     def _move_abandoned(self) -> None:
         """Give shards whose host has been gone for long to hosts that are there. Called with the lock held."""

@@ -110,9 +110,11 @@ class FleetHost(msgspec.Struct):
             raise HostSilent(f"host {self.index} has not answered for {waited_s:g} s") from exc
 
 
-def tell_to_stop(client: WireClient) -> None:
-    """Ask a host to flush and go; one that is gone already has nothing to flush."""
+def tell_to_stop(client: WireClient) -> bool:
+    """Ask a host to flush and go; one that is gone already has nothing to flush. Returns whether it has heard."""
     try:
         client.act("stop", b"", STOP_TIMEOUT_S)
     except HermesError as exc:
         log.info("a host was gone before it was told to stop: %s", exc)
+        return False
+    return True
