@@ -220,7 +220,7 @@ class Fleet:
             if client is not None:
                 client.act("assign", pack(Assignment(terms, positions, view.ends)), ASSIGN_TIMEOUT_S)
         except HermesError as exc:
-            self._assign_failed(host, exc)
+            self._assign_failed(host, registration, exc)
             return
         with self._changed:
             if host.registration == registration:
@@ -246,15 +246,17 @@ class Fleet:
             if heir.registration is not None:
                 self._assign(heir, heir.registration)
 
-    def _assign_failed(self, host: FleetHost, error: HermesError) -> None:
+    def _assign_failed(self, host: FleetHost, registration: Registration, error: HermesError) -> None:
         """A lasting fault ends the query; any other ends the host, which then comes back by itself."""
         log.warning("host %d could not open its shards: %s", host.index, error)
         self._assign_error = str(error)
         if type(error).__name__ in LASTING_FAULTS:
             self.fail(error)
-        elif (client := host.client) is not None and not tell_to_stop(client):
-            # Its job may outlive it, waiting for an executor to start it again on.
-            self._launcher.end(host.index)
+        elif (client := host.client_of(registration)) is not None:
+            heard = tell_to_stop(client)
+            if not (heard or self._stopping or self._fault):
+                # Its job may outlive it, waiting for an executor to start it again on.
+                self._launcher.end(host.index)
 
     def _move_abandoned(self) -> None:
         """Give shards whose host has been gone for long to hosts that are there. Called with the lock held."""

@@ -47,6 +47,10 @@ class FleetHost(msgspec.Struct):
         self.since = time.monotonic()
         self.absent_since = None
 
+    def client_of(self, registration: Registration) -> WireClient | None:
+        """The way to the process that registered so; None if it is gone or has a successor."""
+        return self.client if self.registration == registration else None
+
     def ended(self, exit_: HostExit) -> HermesError | None:
         """It is gone. Returns what ends the query, if starting it again would not mend what ended it."""
         was_ready = self.state == "ready" and time.monotonic() - self.since > QUICK_S
