@@ -107,7 +107,7 @@ class AgentHost:
         if action == "assign":
             work = self._assign(unpack(body, Assignment))
         elif action == "barrier":
-            work = self._answer_barrier()
+            work = self._answer_barrier(body)
         elif action == "ping":
             work = self._ping()
         elif action == "stop":
@@ -179,8 +179,9 @@ class AgentHost:
             self._owned[number] = (term, shard, runner)
             runner.resume()
 
-    async def _answer_barrier(self) -> Barrier:
-        self._expiry.barrier()
+    async def _answer_barrier(self, batch: bytes) -> Barrier:
+        if batch:
+            self._expiry.barrier(int(batch))
         return await self._barrier()
 
     async def _barrier(self) -> Barrier:

@@ -32,8 +32,8 @@ class FleetHost(msgspec.Struct):
     """When it came into this state (monotonic)."""
     quick_deaths: int = 0
 
-    def barrier(self, timeout_s: float) -> Barrier:
-        """Its durable positions.
+    def barrier(self, timeout_s: float, batch: int | None = None) -> Barrier:
+        """Its durable positions; `batch`: everything of this batch is taken.
 
         Raises `HostError` when it is gone, `HostSilent` when it stands still, and whatever error it is ending with.
         """
@@ -41,7 +41,7 @@ class FleetHost(msgspec.Struct):
             raise HostError(f"host {self.index} is gone")
         asked = time.monotonic()
         try:
-            return unpack(self.client.act("barrier", b"", timeout_s), Barrier)
+            return unpack(self.client.act("barrier", b"" if batch is None else b"%d" % batch, timeout_s), Barrier)
         except HostAbsent:
             if time.monotonic() - asked < timeout_s / 2:
                 raise  # it is gone, which is seen elsewhere
