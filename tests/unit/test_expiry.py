@@ -43,7 +43,7 @@ class Expiring:
         self.hosted = HostedShard(root, term, ScriptedModel(answer), ScriptedTools(), settings)
         self.failures: list[BaseException] = []
         self.expiry = Expiry(lambda: [self.hosted.shard], lambda shard, error: self.failures.append(error), settings)
-        self.offset = 0
+        self.offset = self.batch = 0
 
     async def say(self, session: str, text: str = "hello", **fields: Any) -> Record | None:
         """Send an event and let all turns end."""
@@ -59,8 +59,13 @@ class Expiring:
     def at(self, now_ms: int) -> None:
         """Let it be `now_ms`, and both newest barriers have been asked for then."""
         self.hosted.now_ms = now_ms
-        self.expiry.barrier()
-        self.expiry.barrier()
+        self.barrier()
+        self.barrier()
+
+    def barrier(self) -> None:
+        """The barrier of the next batch is asked for."""
+        self.batch += 1
+        self.expiry.barrier(self.batch)
 
     async def expire(self, now_ms: int) -> int:
         self.at(now_ms)
@@ -243,13 +248,15 @@ async def test_a_message_that_waits_while_batches_stand_still_finds_its_session(
     await host.say("s")
     deadline = host.hosted.now_ms + TTL_MS
     host.hosted.now_ms = deadline - 1
-    host.expiry.barrier()
+    host.barrier()
     host.hosted.now_ms = deadline + NEVER_MS
     assert await host.expiry.expire_slice() == 0, "no barrier: what came meanwhile may not be taken yet"
-    host.expiry.barrier()
+    host.barrier()
     assert await host.expiry.expire_slice() == 0, "the first barrier: its batch was chosen before"
+    host.expiry.barrier(host.batch)
+    assert await host.expiry.expire_slice() == 0, "asked again for the same batch, as after an answer that was lost"
     await host.say("s", "I wrote in time")
-    host.expiry.barrier()
+    host.barrier()
     assert await host.expiry.expire_slice() == 0
     assert host.state("s").turns == 2
     await host.hosted.crash()
@@ -259,7 +266,7 @@ async def test_a_host_that_was_never_asked_for_a_barrier_expires_nothing(tmp_pat
     host = Expiring(tmp_path, settings_of())
     await host.say("s")
     host.hosted.now_ms += NEVER_MS
-    host.expiry.barrier()
+    host.barrier()
     assert await host.expiry.expire_slice() == 0
     await host.hosted.crash()
 

@@ -5,9 +5,10 @@ and each waits until the one before is durable, so that expiring very many sessi
 Whether a session expires is decided in the same step that appends the record, on the state as appended.
 
 A session whose next message came in time must not expire because the message waited somewhere: for a driver that was down, a
-sink that stopped the batches, a host that was full. The driver asks for a barrier once everything of its batch is taken, and
-chooses the next batch's rows after that. So at a barrier, whatever had reached the source by the barrier before it is taken,
-and sessions are judged by the time of that earlier barrier. An idle stream has batches too (`source.tick_ms`).
+sink that stopped the batches, a host that was full. The driver asks for a batch's barrier once everything of it is taken, and
+chooses the next batch's rows after that. So at a batch's first barrier, whatever had reached the source by the first barrier
+of the batch before is taken, and sessions are judged by the time of that earlier barrier. Asking once more, or asking besides
+the batches whether a host is there, says nothing about the source. An idle stream has batches too (`source.tick_ms`).
 """
 
 from __future__ import annotations
@@ -40,10 +41,14 @@ class Expiry:
         self._slice = settings.state.expire_slice
         self._final = settings.sink.expired
         self._newest_ms = self._before_ms = 0
+        self._batch = -1
         self._first = 0
 
-    def barrier(self) -> None:
-        """The driver asks for a barrier: see the module."""
+    def barrier(self, batch: int) -> None:
+        """The driver asks for the barrier of a batch, not always for the first time: see the module."""
+        if batch == self._batch:
+            return
+        self._batch = batch
         self._before_ms = self._newest_ms
         self._newest_ms = max((shard.now_ms() for shard in self._shards()), default=self._newest_ms)
 

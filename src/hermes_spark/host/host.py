@@ -113,7 +113,7 @@ class AgentHost:
         elif action == "release":
             work = self._release(unpack(body, Release).shards)
         elif action == "barrier":
-            work = self._answer_barrier()
+            work = self._answer_barrier(body)
         elif action == "ping":
             work = self._ping()
         elif action == "stop":
@@ -197,8 +197,9 @@ class AgentHost:
                     self._drop(number)
         return HostExit()
 
-    async def _answer_barrier(self) -> Barrier:
-        self._expiry.barrier()
+    async def _answer_barrier(self, batch: bytes) -> Barrier:
+        if batch:
+            self._expiry.barrier(int(batch))
         return await self._barrier()
 
     async def _barrier(self) -> Barrier:

@@ -127,8 +127,8 @@ class Fleet:
                 if not moved:
                     self._move_abandoned()
 
-    def barrier(self, timeout_s: float) -> list[Barrier]:
-        """Every host's durable positions, each asked after everything before it was durable.
+    def barrier(self, timeout_s: float, batch: int | None = None) -> list[Barrier]:
+        """Every host's durable positions, each asked after everything before it was durable; `batch`: all of it is taken.
 
         A host that dies while being asked is waited for: its successor answers. Raises `HostError` after `timeout_s`.
         """
@@ -137,7 +137,7 @@ class Fleet:
         while time.monotonic() < deadline:
             self.wait_ready(max(0.1, deadline - time.monotonic()))
             try:
-                answers = [self._answer_of(host) for host in self._owners()]
+                answers = [self._answer_of(host, batch) for host in self._owners()]
             except HermesError as exc:
                 # A host that is ending answers with whatever ended it; its end is dealt with where it is seen.
                 trouble = str(exc)
@@ -280,9 +280,9 @@ class Fleet:
         with self._changed:
             return [host for host in self._hosts if host.index in set(self._owner.values())]
 
-    def _answer_of(self, host: FleetHost) -> Barrier:
+    def _answer_of(self, host: FleetHost, batch: int | None = None) -> Barrier:
         try:
-            return host.barrier(self._settings.silence_s)
+            return host.barrier(self._settings.silence_s, batch)
         except HostSilent as exc:
             log.warning("%s; it is ended and started again", exc)
             self._launcher.end(host.index)

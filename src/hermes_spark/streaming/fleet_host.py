@@ -66,8 +66,8 @@ class FleetHost(msgspec.Struct):
             )
         return None
 
-    def barrier(self, timeout_s: float) -> Barrier:
-        """Its durable positions.
+    def barrier(self, timeout_s: float, batch: int | None = None) -> Barrier:
+        """Its durable positions; `batch`: everything of this batch is taken.
 
         Raises `HostError` when it is gone, `HostSilent` when it stands still, and whatever error it is ending with.
         """
@@ -75,7 +75,7 @@ class FleetHost(msgspec.Struct):
             raise HostError(f"host {self.index} is gone")
         asked = time.monotonic()
         try:
-            answer = unpack(self.client.act("barrier", b"", timeout_s), Barrier)
+            answer = unpack(self.client.act("barrier", b"" if batch is None else b"%d" % batch, timeout_s), Barrier)
         except HostAbsent as exc:
             if time.monotonic() - asked < timeout_s / 2:
                 self._note_absence(exc)

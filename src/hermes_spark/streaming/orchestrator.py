@@ -133,7 +133,7 @@ class Orchestrator:
             with watch.part("turns"):
                 self._wait_for_turns()
         with watch.part("positions"):
-            positions = self._positions()
+            positions = self._positions(batch)
         faults.point("driver.before_commit")
         parts.look()
         with watch.part("commit"):
@@ -181,8 +181,8 @@ class Orchestrator:
         self._busy = bool(handed.taken or handed.skipped)
         return handed, {partition: stop for partition, (_, stop) in spans.items()}
 
-    def _positions(self) -> dict[int, Position]:
-        barriers = self._parts.fleet.barrier(BARRIER_TIMEOUT_S)
+    def _positions(self, batch: int) -> dict[int, Position]:
+        barriers = self._parts.fleet.barrier(BARRIER_TIMEOUT_S, batch)
         self._busy = self._busy or any(barrier.open_turns for barrier in barriers)
         positions = {at.shard: at.position for barrier in barriers for at in barrier.positions}
         for shard, before in ({} if self._last is None else self._last.positions).items():
