@@ -30,6 +30,8 @@ from hermes_spark.state.storage import Storage, is_remote, local_path
 from hermes_spark.streaming.commit import Commit, CommitLog
 from hermes_spark.streaming.epochs import DriverClaim, Rival
 from hermes_spark.streaming.fleet import Fleet
+from hermes_spark.streaming.kafka_sink import KafkaSink
+from hermes_spark.streaming.kafka_source import KafkaTopic
 from hermes_spark.streaming.launcher import SparkHostLauncher
 from hermes_spark.streaming.orchestrator import BatchParts, Orchestrator
 from hermes_spark.streaming.ownership import CommittedView, DriverPlace
@@ -90,8 +92,9 @@ def run_job(spark: SparkSession, settings: Settings) -> Ended:
     storage = Storage.at(state_path)
     rival = Rival(storage)
     slots = _preflight(spark.sparkContext, settings)
-    frame = open_source(spark, settings)
     commits = CommitLog(storage)
+    topic = KafkaTopic.open(settings, commits) if settings.source.kind == "kafka" else None
+    frame = open_source(spark, settings, "" if topic is None else topic.first_offsets)
     query_id = commits.meta(settings.state.shards).query_id
     rival.check()
     last = commits.last()
@@ -102,12 +105,14 @@ def run_job(spark: SparkSession, settings: Settings) -> Ended:
         ending.callback(claim.end)
         claim.keep_beating(fleet.fail)
         parts = _batch_parts(settings, query_id, claim, fleet, commits, slots.tasks)
+        parts = msgspec.structs.replace(parts, topic=topic)
         ending.callback(parts.pruner.close)
         ending.callback(fleet.stop)
         fleet.start(slots.hosts, settings.state.shards, _view(commits.last()))
         orchestrator = Orchestrator(parts)
         query = start(frame, settings, orchestrator)
-        ended = watch(query, settings, orchestrator, asked)
+        with contextlib.nullcontext() if topic is None else topic.explaining():
+            ended = watch(query, settings, orchestrator, asked)
         write_progress(query, _measurements(settings, f"progress-{claim.epoch}"))
         return ended
 
@@ -197,6 +202,8 @@ def _sinks(settings: Settings) -> list[Sink]:
         sinks.append(ParquetSink(Storage.at(settings.sink.path)))
     if settings.sink.console:
         sinks.append(ConsoleSink())
+    if (kafka := KafkaSink.open(settings)) is not None:
+        sinks.append(kafka)
     return sinks
 
 
