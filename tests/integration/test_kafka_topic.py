@@ -15,7 +15,7 @@ from hermes_spark.streaming.commit import CommitLog, Origin
 from hermes_spark.streaming.kafka_sink import KafkaSink
 from hermes_spark.streaming.kafka_source import KafkaTopic
 from kafka_broker import KafkaBroker
-from kafka_world import Topics
+from kafka_topics import Topics
 from stack import free_ports
 
 
