@@ -38,6 +38,7 @@ class ConfirmedProducer:
             "delivery.timeout.ms": int(delivery_s * 1000),
             "message.max.bytes": MAX_RECORD_BYTES,
             "linger.ms": 5,
+            "log_level": 2,  # what keeps failing is raised here, not told every second
         }
         try:
             self._producer = Producer({**config, **own})

@@ -39,7 +39,7 @@ class Topics:
         self._where = config["bootstrap.servers"]
         self._trouble = ""
         try:
-            self._admin = AdminClient({**config, "error_cb": self._note})
+            self._admin = AdminClient({**config, "error_cb": self._note, "log_level": 2})
         except KafkaException as exc:
             raise KafkaError(f"Kafka's client cannot be set up: {_said(exc)}") from None
 
