@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from chaos_parts.brokers import BROKERS
 from chaos_parts.damage import DAMAGE
 from chaos_parts.kills import KILLS
 from chaos_parts.points import TASK_FAILS_TWICE, point_scenarios
@@ -16,4 +17,4 @@ def quick() -> list[Scenario]:
 
 def everything() -> list[Scenario]:
     """The whole matrix."""
-    return [*quick(), *KILLS, TASK_FAILS_TWICE, *SERVICES, *DAMAGE]
+    return [*quick(), *KILLS, TASK_FAILS_TWICE, *SERVICES, *BROKERS, *DAMAGE]

@@ -10,6 +10,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from kafka_broker import KafkaBroker
 from object_server import S3Server, running_s3
 from stack import Stack, ToolService, running_stack
 
@@ -33,6 +34,17 @@ def s3_server() -> Iterator[S3Server]:
     """A real S3-compatible server."""
     with running_s3() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
+    """A real Kafka broker that takes records of up to 20 MB; a test has topics of its own there, and leaves it running."""
+    with running_stack(tmp_path_factory.mktemp("kafka")) as stack:
+        broker = KafkaBroker(
+            stack, "--set", "message.max.bytes=20000000", "--set", "log.retention.check.interval.ms=1000"
+        )
+        broker.start()
+        yield broker
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@
     │   ├── StorageFull          no space is left for state
     │   ├── Superseded           a newer driver has taken the checkpoint over
     │   └── Fenced               a newer owner has taken this shard; drop everything held for it
+    ├── KafkaError               Kafka did not answer, or refused a record
     ├── HandoffError             a micro-batch could not hand its events over within its bound
     ├── Stopped                  a batch was not begun because the job is ending; no fault
     └── HostError                an agent host failed, or answered what it must not
@@ -96,6 +97,10 @@ class Superseded(StateError):
 
 class Fenced(StateError):
     """A newer owner has sealed this shard; whatever this process holds for it is void."""
+
+
+class KafkaError(HermesError):
+    """Kafka did not answer in time, or refused what it was sent. Starting again mends the first."""
 
 
 class HandoffError(HermesError):

@@ -18,6 +18,8 @@ EVENTS = Counter("hermes_events", "Rows offered to this host, by what became of 
 SNAPSHOTS = Counter("hermes_snapshots", "Snapshots of shards, by what became of them", ["result"])
 """`written`, `failed`, `restored`; `unusable`: damaged or not of this journal, so that an older one had to serve."""
 
+LAG = Gauge("hermes_source_lag", "Records of the Kafka source behind the last commit, of all partitions")
+
 
 def configure_logging(level: str) -> None:
     """Send this package's logs to stderr, one line each, at `level`."""

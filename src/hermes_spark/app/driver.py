@@ -33,6 +33,8 @@ from hermes_spark.streaming.driver_note import NOTE_VARIABLE, DriverNote
 from hermes_spark.streaming.epochs import DriverClaim, Rival
 from hermes_spark.streaming.executors import divide
 from hermes_spark.streaming.fleet import Fleet
+from hermes_spark.streaming.kafka_sink import KafkaSink
+from hermes_spark.streaming.kafka_source import KafkaTopic
 from hermes_spark.streaming.launcher import HostLauncher, SparkHostLauncher
 from hermes_spark.streaming.orchestrator import BatchParts, Orchestrator
 from hermes_spark.streaming.ownership import CommittedView, DriverPlace
@@ -93,8 +95,9 @@ def run_job(spark: SparkSession, settings: Settings) -> Ended:
     storage = Storage.at(state_path)
     rival = Rival(storage)
     slots = _preflight(spark.sparkContext, settings)
-    frame = open_source(spark, settings)
     commits = CommitLog(storage)
+    topic = KafkaTopic.open(settings, commits) if settings.source.kind == "kafka" else None
+    frame = open_source(spark, settings, "" if topic is None else topic.first_offsets)
     query_id = commits.meta(settings.state.shards).query_id
     rival.check()
     last = commits.last()
@@ -107,25 +110,29 @@ def run_job(spark: SparkSession, settings: Settings) -> Ended:
     with contextlib.ExitStack() as ending:
         ending.callback(claim.end)
         claim.keep_beating(fleet.fail)
-        parts = _batch_parts(settings, query_id, claim, fleet, commits, slots.tasks)
+        parts = _batch_parts(settings, query_id, claim, fleet, commits, slots.tasks, topic)
         ending.callback(parts.pruner.close)
         ending.callback(fleet.stop)
         fleet.start(slots.hosts, settings.state.shards, _view(commits.last()), slots.at_first)
         orchestrator = Orchestrator(parts)
         query = start(frame, settings, orchestrator)
-        ended = watch(query, settings, orchestrator, asked)
+        with contextlib.nullcontext() if topic is None else topic.explaining():
+            ended = watch(query, settings, orchestrator, asked)
         write_progress(query, _measurements(settings, f"progress-{claim.epoch}"))
         return ended
 
 
 def _batch_parts(
-    settings: Settings, query_id: str, claim: DriverClaim, fleet: Fleet, commits: CommitLog, tasks: int
+    settings: Settings,
+    query_id: str,
+    claim: DriverClaim,
+    fleet: Fleet,
+    commits: CommitLog,
+    tasks: int,
+    topic: KafkaTopic | None,
 ) -> BatchParts:
-    checkpoint, state_path, shards = (
-        local_path(settings.checkpoint),
-        _state_path(settings),
-        range(settings.state.shards),
-    )
+    checkpoint, state_path = local_path(settings.checkpoint), _state_path(settings)
+    shards = range(settings.state.shards)
     journals = journals_at(state_path)
     return BatchParts(
         settings=settings,
@@ -140,6 +147,7 @@ def _batch_parts(
         sinks=_sinks(settings),
         tasks=tasks,
         note=DriverNote(os.environ.get(NOTE_VARIABLE, "")),
+        topic=topic,
         batch_log=_measurements(settings, f"batches-{claim.epoch}"),
         pruner=Pruner(
             {} if is_remote(state_path) else _retained(state_path, shards), settings.snapshot.prune_interval_s
@@ -205,6 +213,8 @@ def _sinks(settings: Settings) -> list[Sink]:
         sinks.append(ParquetSink(Storage.at(settings.sink.path)))
     if settings.sink.console:
         sinks.append(ConsoleSink())
+    if (kafka := KafkaSink.open(settings)) is not None:
+        sinks.append(kafka)
     return sinks
 
 

@@ -3,6 +3,7 @@
 Objects in the state's storage::
 
     meta.json            format, query id, shard count, routing version: written once, compared at every start
+    origin.json          Kafka only: the topic's id and where its partitions began, written once before the first batch
     commits/<batch>.json batch N = these source offsets + these journal positions; the commit point
 
 Whatever a put answers, the stored record is read back and counts.
@@ -29,6 +30,7 @@ KEPT_COMMITS = 100
 """Commits kept behind the newest, as many as Spark keeps of its own (`spark.sql.streaming.minBatchesToRetain`)."""
 
 
+_ORIGIN = "origin.json"
 _CHECK = re.compile(rb',"check":"([0-9a-f]{16})"}$')
 
 
@@ -39,6 +41,15 @@ class Meta(msgspec.Struct, frozen=True):
     query_id: str
     shards: int
     routing: int
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """The topic that a checkpoint reads, and where it began to."""
+
+    topic: str
+    topic_id: str
+    starts: dict[int, int]
+    """The first offset to take, by partition; partitions that came later begin at 0."""
 
 
 class Commit(msgspec.Struct, frozen=True):
@@ -106,6 +117,16 @@ class CommitLog:
         """The state's identity as it is stored; None before the first start. For readers: makes and checks nothing."""
         data = self._storage.get("meta.json")
         return None if data is None else _decode(data, Meta, "meta.json")
+
+    def origin(self) -> Origin | None:
+        """Where the kafka source began; None if it has not, or the source is another."""
+        data = self._storage.get(_ORIGIN)
+        return None if data is None else _decode(data, Origin, _ORIGIN)
+
+    def put_origin(self, origin: Origin) -> Origin:
+        """Store where the source begins unless that is known, and return what is stored."""
+        self._storage.put_if_absent(_ORIGIN, _encode(origin))
+        return _decode(self._storage.get(_ORIGIN), Origin, _ORIGIN)
 
     def batches(self) -> list[int]:
         """The batches whose commit is kept, oldest first."""

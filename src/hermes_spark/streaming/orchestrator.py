@@ -29,6 +29,7 @@ from hermes_spark.streaming.commit import Commit, CommitLog, check_stored, check
 from hermes_spark.streaming.driver_note import DriverNote
 from hermes_spark.streaming.fleet import Fleet
 from hermes_spark.streaming.handoff import Handed, HandoffPlan, hand_over
+from hermes_spark.streaming.kafka_source import KafkaTopic
 from hermes_spark.streaming.ownership import CommittedView
 from hermes_spark.streaming.pruning import Pruner
 from hermes_spark.streaming.publish import Sink
@@ -63,6 +64,8 @@ class BatchParts(msgspec.Struct, frozen=True):
     """Tasks a hand-off may use: slots minus hosts."""
     batch_log: JsonLines | None
     pruner: Pruner
+    topic: KafkaTopic | None = None
+    """What a kafka source reads."""
     note: DriverNote = DriverNote("")
 
 
@@ -165,10 +168,15 @@ class Orchestrator:
         parts = self._parts
         if previous is not None and previous.events == offsets.events:
             return Handed(), {}
-        spans = ranges(parts.settings.source.kind, None if previous is None else previous.events, offsets.events) or {}
+        start = None if previous is None else previous.events
+        if start is None and parts.topic is not None:
+            start = parts.topic.first_offsets
+        spans = ranges(parts.settings.source.kind, start, offsets.events) or {}
         if spans and all(start == stop for start, stop in spans.values()):
             return Handed(), {}
         self.quiet_since = None
+        if parts.topic is not None:
+            parts.topic.check()
         plan = HandoffPlan(
             batch=batch,
             ownership=parts.fleet.ownership(),
@@ -234,8 +242,11 @@ class Orchestrator:
         assert self._last is not None
         parts_ms = {name: round(seconds * 1000, 1) for name, seconds in watch.parts.items()}
         log.debug("batch %d: taken %d, skipped %d, %s", batch, self._last.taken, self._last.skipped, parts_ms)
+        topic, fields = self._parts.topic, {"taken": self._last.taken, "skipped": self._last.skipped}
+        if topic is not None and (lag := topic.lag(self._last.ends)) is not None:
+            fields["lag"] = lag
         if self._parts.batch_log is not None:
-            self._parts.batch_log.write(batch=batch, taken=self._last.taken, skipped=self._last.skipped, ms=parts_ms)
+            self._parts.batch_log.write(batch=batch, **fields, ms=parts_ms)
 
 
 class _Stopwatch:

@@ -9,6 +9,7 @@ rate    `rate`                       the rate source's value         of the row 
 load    `load-<partition>`           row number in the partition     intended arrival  the event's JSON
 files   path, relative to the        0, the number of its first line last modification the whole file; null when
         directory of the setting                                     of the file       it is too large
+kafka   `<topic>-<partition>`        the record's                    the record's      the record's
 ======= ============================ =============================== ================= ==========================
 
 Only a file row becomes several events: one per line that is not blank, with the line's number (from 0, blank lines counted) as
@@ -23,6 +24,7 @@ import msgspec
 import pyarrow as pa
 
 from hermes_spark.events import Coordinates, Row
+from hermes_spark.kafka.records import record_row
 from hermes_spark.settings import SourceSettings
 from hermes_spark.tools.demo.messages import demo_event
 
@@ -62,6 +64,8 @@ def decode(intake: Iterable[Intake], source: SourceSettings) -> Iterator[Row]:
         elif source.kind == "rate":
             event = demo_event(offset, sessions=source.sessions, seed=source.seed)
             yield Row(coordinates, timestamp_ms, msgspec.json.encode(event))
+        elif source.kind == "kafka":
+            yield record_row(coordinates, timestamp_ms, value)
         else:
             yield Row(coordinates, timestamp_ms, bytes(value or b""))
 

@@ -6,11 +6,13 @@
 - `files`: a directory of JSON lines (`*.json`, `*.jsonl`, `*.ndjson`, subdirectories included; names that begin with `.` or
   `_` are not seen). File and line are an event's identity, so a name is never used again and a file never changes: write it
   under another name and rename it when it is complete. One file is one row, at most `rows.MAX_FILE_BYTES`.
+- `kafka`: a topic (`kafka_source`).
 
 Events are decoded where they are handed over (`rows.decode`). A tick makes batches happen while no events arrive,
-because a batch is what publishes finished turns. `rate` and `load` tick by themselves; for `files` it is Spark's `rate` with
-its rows filtered out: one batch a second, whatever `source.tick_ms` says. A batch whose events' offsets have not moved needs
-no job; should one run all the same, Spark spends a task on the rows filtered out (it prunes no branch of a streaming plan).
+because a batch is what publishes finished turns. `rate` and `load` tick by themselves; for the others it is Spark's `rate`
+with its rows filtered out: one batch a second, whatever `source.tick_ms` says. A batch whose events' offsets have not moved
+needs no job; should one run all the same, Spark spends a task on the rows filtered out (it prunes no branch of a streaming
+plan).
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from pyspark.sql import functions as F  # noqa: N812  # the name everybody knows
 
 from hermes_spark.errors import SettingsError, StartError
 from hermes_spark.settings import Settings, SourceSettings
+from hermes_spark.streaming.kafka_source import kafka_ranges, kafka_records
 from hermes_spark.streaming.rows import INTAKE_SCHEMA, MAX_FILE_BYTES
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:(//[^/]*)?")
@@ -35,31 +38,38 @@ _MAX_FILE_AGE = "3650d"
 """Spark silently passes over files a week older than the newest it has seen; here nothing is passed over."""
 
 
-def open_source(spark: SparkSession, settings: Settings) -> DataFrame:
+def open_source(spark: SparkSession, settings: Settings, first_offsets: str = "") -> DataFrame:
     """A streaming DataFrame of the columns `rows.INTAKE_DDL`, with a tick.
 
     The source's own offsets are the first ones in Spark's log, before the tick's. Under `trigger.available_now` the tick
     stays, so that a checkpoint can be carried on by either trigger; it is then good for one batch at the start, which
-    publishes what an earlier run left unpublished. Sets one conf of `spark` for that. Raises `SettingsError` when the
+    publishes what an earlier run left unpublished; sets one conf of `spark` for that. `first_offsets` is where a kafka
+    source begins (`KafkaTopic.first_offsets`). Raises `SettingsError` when the
     directory is missing, `StartError` when this Spark is too old for `load`.
     """
     source = settings.source
     # With the wrapper files keep to `max_files_per_trigger` although the tick knows no end; without it everything there is
     # becomes one batch. A Python source must not be wrapped: Spark would take its end from a fresh initial offset.
-    wrapped = source.kind == "files" and settings.trigger.available_now
+    wrapped = source.kind in ("files", "kafka") and settings.trigger.available_now
     spark.conf.set("spark.sql.streaming.triggerAvailableNowWrapper.enabled", str(wrapped).lower())
     if source.kind == "rate":
         return _rate(spark, source)
     if source.kind == "load":
         return _load(spark, source)
+    if source.kind == "kafka":
+        records = kafka_records(spark, settings, first_offsets)
+        return _intake(records, *(F.col(name) for name in INTAKE_SCHEMA.names)).unionByName(_tick(spark))
     return _files(spark, source).unionByName(_tick(spark))
 
 
 def ranges(kind: str, start_offsets_json: str | None, end_offsets_json: str) -> dict[str, tuple[int, int]] | None:
     """The rows of a batch as partition -> (from, to), `to` exclusive, for sources whose offsets count rows; else None.
 
-    The JSON texts are the source's lines of Spark's `offsets/<N-1>` (None for the first batch) and `offsets/<N>`.
+    The JSON texts are the source's lines of Spark's `offsets/<N-1>` (of the first batch of `load` None, of `kafka` where it
+    began) and `offsets/<N>`.
     """
+    if kind == "kafka":
+        return kafka_ranges(start_offsets_json or "{}", end_offsets_json)
     if kind != "load":
         return None
     start, end = _counts(start_offsets_json or "{}"), _counts(end_offsets_json)

@@ -1,0 +1,1 @@
+"""Kafka without Spark: how to reach it, what is known of a topic, records that are sent until the broker has them."""
