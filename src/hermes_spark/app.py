@@ -246,7 +246,7 @@ def run_host(payload_bytes: bytes) -> HostExit:
     payload = unpack(payload_bytes, HostPayload)
     settings = settings_from_json(payload.settings.decode())
     configure_logging(settings.telemetry.log_level)
-    _settle_down()
+    settle_down()
     loop = uvloop.new_event_loop()
     try:
         exit_: HostExit = loop.run_until_complete(_run_host(payload, settings))
@@ -257,7 +257,7 @@ def run_host(payload_bytes: bytes) -> HostExit:
     return exit_
 
 
-def _settle_down() -> None:
+def settle_down() -> None:
     """Tune this process for one busy loop beside a few threads that wait for the disk and for callers."""
     sys.setswitchinterval(0.001)  # s; a thread whose sync is done should not wait 5 ms (the default) for the loop
     gc.set_threshold(20_000, 20, 50)
