@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 import bench_journal
+import bench_recovery
 import bench_state
 from accounting import Accounting
 from hermes_spark.streaming.publish import read_table
@@ -57,6 +58,9 @@ def _measure(arguments: argparse.Namespace, stack: Stack) -> None:
     triton = stack.triton(
         first_token_ms=FIRST_TOKEN_MS, tokens_per_second=TOKENS_PER_SECOND, max_in_flight=arguments.in_flight
     )
+    if arguments.recovery:
+        print(json.dumps(bench_recovery.run(arguments, stack, triton, TOOL_DELAY_MS)), flush=True)
+        return
     tools = stack.tools("--delay-ms", str(TOOL_DELAY_MS))
     rates = [arguments.saturation] if arguments.saturation else arguments.rate
     for rate in rates:
@@ -231,6 +235,9 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument(
         "--journal-bytes", action="store_true", help="only say what a turn leaves in the journal; needs no Spark"
+    )
+    parser.add_argument(
+        "--recovery", type=int, default=0, metavar="TIMES", help="only kill the host, then everything, so many times"
     )
     parser.add_argument("--seconds", type=int, default=60)
     parser.add_argument("--warm-up", type=int, default=10)

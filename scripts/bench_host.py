@@ -114,7 +114,7 @@ class Clock:
 
 
 class BenchHost:
-    """One host that owns all shards below `root`, until `stop`. `local`: where it keeps RocksDB, not there on a new machine."""
+    """One host that owns all shards below `root`, until `stop`. `local` is where it keeps RocksDB, as a cache."""
 
     def __init__(self, root: Path, local: Path, settings: Settings, model: MadeUpModel, tools: MadeUpTools) -> None:
         self.root = root
