@@ -15,6 +15,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -22,6 +23,9 @@ from typing import Any
 
 import numpy as np
 
+import bench_journal
+import bench_recovery
+import bench_state
 from accounting import Accounting
 from hermes_spark.streaming.publish import read_table
 from stack import ROOT, Stack, StackError, ToolService, running_stack
@@ -29,11 +33,17 @@ from stack import ROOT, Stack, StackError, ToolService, running_stack
 FIRST_TOKEN_MS = 112
 TOKENS_PER_SECOND = 2180
 TOOL_DELAY_MS = 30
+MEMORY = "/dev/shm"
+"""A file system in memory: the journal there is written and read the same way, and its syncs cost nothing."""
+COMPARED = ("turns_per_s", "failed", "turn_ms", "turn_above_floor_ms", "cpu_s_per_1000_turns")
 
 
 def main() -> int:
     """Run what was asked for."""
     arguments = _arguments()
+    if arguments.journal_bytes or arguments.state:
+        print(json.dumps(bench_journal.run() if arguments.journal_bytes else bench_state.run(arguments)))
+        return 0
     directory = ROOT / ".state" / "bench"
     shutil.rmtree(directory, ignore_errors=True)
     try:
@@ -49,10 +59,18 @@ def _measure(arguments: argparse.Namespace, stack: Stack) -> None:
     triton = stack.triton(
         first_token_ms=FIRST_TOKEN_MS, tokens_per_second=TOKENS_PER_SECOND, max_in_flight=arguments.in_flight
     )
+    if arguments.recovery:
+        print(json.dumps(bench_recovery.run(arguments, stack, triton, TOOL_DELAY_MS)), flush=True)
+        return
     tools = stack.tools("--delay-ms", str(TOOL_DELAY_MS))
     rates = [arguments.saturation] if arguments.saturation else arguments.rate
     for rate, hosts in itertools.product(rates, arguments.hosts):
         result = _job(arguments, stack, triton, tools, (rate, hosts))
+        if arguments.memory_journal:
+            with tempfile.TemporaryDirectory(prefix="hermes-bench-", dir=MEMORY) as state:
+                in_memory = _job(arguments, stack, triton, tools, (rate, hosts), state)
+            result["memory_journal"] = {name: in_memory[name] for name in COMPARED}
+            result["share_of_memory_journal"] = round(result["turns_per_s"] / in_memory["turns_per_s"], 3)
         if arguments.plain:
             plain = _plain(arguments, stack, triton, tools, rate)
             result |= {"plain": plain, "share_of_plain": round(result["turns_per_s"] / plain["turns_per_s"], 3)}
@@ -60,10 +78,16 @@ def _measure(arguments: argparse.Namespace, stack: Stack) -> None:
 
 
 def _job(
-    arguments: argparse.Namespace, stack: Stack, triton: str, tools: ToolService, rate_and_hosts: tuple[int, int]
+    arguments: argparse.Namespace,
+    stack: Stack,
+    triton: str,
+    tools: ToolService,
+    rate_and_hosts: tuple[int, int],
+    state: str = "",
 ) -> dict[str, Any]:
+    """One run of the job; `state`: where it keeps its state, if not beside its checkpoint."""
     rate, wanted = rate_and_hosts
-    run = stack.directory / f"run-{rate}-{wanted}"
+    run = stack.directory / f"run-{rate}-{wanted}{'-memory' if state else ''}"
     part = stack.job(
         {
             "checkpoint": run / "checkpoint",
@@ -79,6 +103,7 @@ def _job(
             "trigger.interval_ms": arguments.trigger_ms,
             "hosts": wanted,
             "host.max_open_turns": arguments.open_turns,
+            "state.path": state,
             "state.local_path": run / "rocksdb",
             "telemetry.turn_log": run / "log",
             "stop.idle_s": 4,
@@ -215,6 +240,15 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--saturation", type=int, default=0, metavar="RATE", help="offer more than can be done")
     parser.add_argument("--plain", action="store_true", help="run the same turns with bare asyncio as well")
+    parser.add_argument(
+        "--memory-journal", action="store_true", help=f"run the same turns with the state in {MEMORY} as well"
+    )
+    parser.add_argument(
+        "--journal-bytes", action="store_true", help="only say what a turn leaves in the journal; needs no Spark"
+    )
+    parser.add_argument(
+        "--recovery", type=int, default=0, metavar="TIMES", help="only kill the host, then everything, so many times"
+    )
     parser.add_argument("--seconds", type=int, default=60)
     parser.add_argument("--warm-up", type=int, default=10)
     parser.add_argument("--sessions-per-rate", type=int, default=20, help="sessions = this times the rate (default 20)")
@@ -228,6 +262,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--open-turns", type=int, default=1024, help="open turns of one host: a small number makes that the limit"
     )
+    bench_state.add_arguments(parser)
     arguments = parser.parse_args()
     arguments.hosts = arguments.hosts or [0]
     arguments.rate = arguments.rate or [100]

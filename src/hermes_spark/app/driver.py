@@ -110,7 +110,7 @@ def run_job(spark: SparkSession, settings: Settings) -> Ended:
     with contextlib.ExitStack() as ending:
         ending.callback(claim.end)
         claim.keep_beating(fleet.fail)
-        parts = _batch_parts(settings, query_id, claim, fleet, commits, slots.tasks, topic)
+        parts = _batch_parts(settings, claim, fleet, commits, slots.tasks, topic)
         ending.callback(parts.pruner.close)
         ending.callback(fleet.stop)
         fleet.start(slots.hosts, settings.state.shards, _view(commits.last()), slots.at_first)
@@ -124,7 +124,6 @@ def run_job(spark: SparkSession, settings: Settings) -> Ended:
 
 def _batch_parts(
     settings: Settings,
-    query_id: str,
     claim: DriverClaim,
     fleet: Fleet,
     commits: CommitLog,
@@ -136,7 +135,7 @@ def _batch_parts(
     journals = journals_at(state_path)
     return BatchParts(
         settings=settings,
-        query_id=query_id,
+        query_id=commits.meta(settings.state.shards).query_id,
         epoch=claim.epoch,
         look=claim.look,
         fleet=fleet,

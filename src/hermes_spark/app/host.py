@@ -40,7 +40,7 @@ def run_host(payload_bytes: bytes) -> HostExit:
     try:
         settings = settings_from_json(payload.settings.decode())
         configure_logging(settings.telemetry.log_level)
-        _settle_down()
+        settle_down()
         check_machine(payload.machine, payload.state_path)
         exit_: HostExit = loop.run_until_complete(_run_host(payload, settings))
     except HermesError as exc:
@@ -50,7 +50,7 @@ def run_host(payload_bytes: bytes) -> HostExit:
     return exit_
 
 
-def _settle_down() -> None:
+def settle_down() -> None:
     """Tune this process for one busy loop beside a few threads that wait for the disk and for callers."""
     sys.setswitchinterval(0.001)  # s; a thread whose sync is done should not wait 5 ms (the default) for the loop
     gc.set_threshold(20_000, 20, 50)
