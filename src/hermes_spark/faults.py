@@ -37,6 +37,7 @@ POINTS = frozenset(
         "snapshot.after_manifest",
         "retention.after_mark",
         "retention.after_remove",
+        "host.after_ahead",
         "host.before_intent",
         "host.after_intent",
         "host.after_call",

@@ -256,7 +256,7 @@ class World:
         with contextlib.ExitStack() as patches:
             for name, stand_in in stand_ins.items():
                 patches.enter_context(mock.patch.object(app, name, stand_in))
-            patches.enter_context(mock.patch.object(handoff, "_connected", wire(self.network)["WireClient"]))
+            patches.enter_context(mock.patch.object(handoff, "connected", wire(self.network)["WireClient"]))
             yield
 
 
