@@ -74,9 +74,8 @@ class KafkaSink:
         except KafkaError as exc:
             raise StartError(str(exc)) from None
 
-    def publish(self, batch_id: int, tables: Mapping[str, pa.Table], unsettled: pa.Table) -> None:
+    def publish(self, tables: Mapping[str, pa.Table], unsettled: pa.Table) -> None:
         """Send the rows; of outcomes those of `unsettled`. Raises `KafkaError` unless all are confirmed."""
-        del batch_id  # the same rows are the same records, whichever batch sends them
         self._sender.send(messages(tables, unsettled, self._topics))
 
 

@@ -61,7 +61,7 @@ class Publisher:
         for sink in self._sinks:
             sink.publish(commit.batch, tables)
         if self._kafka is not None:
-            self._kafka.publish(commit.batch, tables, self._unsettled(commit, tables["outcomes"]))
+            self._kafka.publish(tables, self._unsettled(commit, tables["outcomes"]))
 
     def _unsettled(self, commit: Commit, newest: pa.Table) -> pa.Table:
         """The outcomes that Kafka may lack and no host is about to send. `newest`: those since the last publishing commit."""
