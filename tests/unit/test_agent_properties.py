@@ -260,9 +260,10 @@ class Life:
 
     def _lives(self) -> dict[str, list]:
         """By call shown, what the session knew of when the call's turn ended: all records since it last began anew."""
-        lives, life = {}, []
+        lives, life, state = {}, [], None
         for record in self.host.records:
-            life = [] if isinstance(record, Expired) else [*life, record]
+            state = apply(state, record)
+            life = [] if state is None else [*life, record]
             if isinstance(record, Outcome):
                 lives |= {call.id: life for call in record.calls}
         return lives
