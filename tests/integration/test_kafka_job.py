@@ -15,6 +15,7 @@ from confluent_kafka import Producer
 
 from jobs import PATIENCE_S, Job, executed_more_than_once, question
 from kafka_broker import KafkaBroker
+from kafka_secure import LISTENER, PASSWORD
 from kafka_setup import jars
 from kafka_topics import Topics
 from stack import Stack, running_stack
@@ -180,9 +181,11 @@ def test_records_that_are_removed_before_they_are_read(job):
     assert not {f"removed-{n}" for n in range(5)} & {row["session_id"] for row in job.topics.rows(job.outcomes)}
 
 
-def test_a_topic_that_is_made_again_while_it_runs(broker, triton, stack):
-    job = KafkaJob(stack, triton, Topics(broker.bootstrap))
-    part = job.start()
+def test_over_tls_with_a_login_until_the_topic_is_made_again(broker, kafka_secured, triton, stack):
+    secured = kafka_secured.settings(broker.address(LISTENER))
+    settings = {f"kafka.{name}": value for name, value in secured.items()}
+    job = KafkaJob(stack, triton, Topics(broker.bootstrap), **settings)
+    part = job.start(kafka_secured.environment)
     job.topics.send(job.source, question("one"), question("two"))
     job.until_answered("one", "two")
     job.topics.delete(job.source)
@@ -191,3 +194,5 @@ def test_a_topic_that_is_made_again_while_it_runs(broker, triton, stack):
     assert part.wait(PATIENCE_S) == 1
     assert f"topic {job.source} was deleted" in part.tail()
     assert {row["session_id"] for row in job.topics.rows(job.outcomes)} == {"one", "two"}
+    assert PASSWORD not in part.log.read_text()
+    assert "PRIVATE KEY" not in part.log.read_text()
