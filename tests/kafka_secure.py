@@ -16,6 +16,8 @@ class Secured:
     def __init__(self, directory: Path) -> None:
         self.environment = {"KAFKA_USERNAME": "kim", "KAFKA_PASSWORD": PASSWORD}
         self.authority = Authority(directory)
+        self.other_ca_file = str(Authority(directory, "other").ca_file)
+        """Of an authority that has signed nothing here."""
         certificate, key = self.authority.sign("broker")
         self._certificate, self._key = self.authority.sign("client")
         own = directory / "broker-all.pem"

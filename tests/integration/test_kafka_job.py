@@ -22,7 +22,7 @@ from stack import Stack, running_stack
 
 pytestmark = [pytest.mark.spark, pytest.mark.triton, pytest.mark.timeout(400)]
 
-AWAY_S = 10.0
+AWAY_S = 5.0
 
 
 class KafkaJob(Job):

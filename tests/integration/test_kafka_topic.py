@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from hermes_spark.errors import CheckpointMismatch, KafkaError, StartError
@@ -111,8 +112,8 @@ def test_no_broker_and_no_topic_are_told_at_the_start(topics, commits, monkeypat
     assert KafkaSink.open(reading(topics.bootstrap, there)) is None
 
 
-def test_a_refused_login_is_told_without_the_password(topics, kafka, kafka_secured, monkeypatch):
-    monkeypatch.setattr(asking, "ANSWER_S", 3.0)
+def test_who_is_refused_is_told_why_without_the_password(topics, kafka, kafka_secured, monkeypatch):
+    monkeypatch.setattr(asking, "ANSWER_S", 2.0)
     settings = KafkaSettings(**kafka_secured.settings(kafka.address(LISTENER)))
     name = topics.create(partitions=2)
     assert asking.Topics(client_config(settings, kafka_secured.environment)).state(name).partitions == 2
@@ -120,6 +121,12 @@ def test_a_refused_login_is_told_without_the_password(topics, kafka, kafka_secur
     with pytest.raises(KafkaError, match=r"[Aa]uthentication failed") as caught:
         asking.Topics(client_config(settings, wrong)).state(name)
     assert "wrong-one" not in str(caught.value)
+    nobody = msgspec.structs.replace(settings, certificate_file="", key_file="")
+    with pytest.raises(KafkaError, match=r"alert bad certificate|certificate required"):
+        asking.Topics(client_config(nobody, kafka_secured.environment)).state(name)
+    stranger = msgspec.structs.replace(settings, ca_file=kafka_secured.other_ca_file)
+    with pytest.raises(KafkaError, match=r"certificate verify failed|broker certificate could not be verified"):
+        asking.Topics(client_config(stranger, kafka_secured.environment)).state(name)
 
 
 class TestConfirmedProducer:
