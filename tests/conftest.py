@@ -47,7 +47,9 @@ def kafka_secured(tmp_path_factory: pytest.TempPathFactory) -> Secured:
 def kafka(tmp_path_factory: pytest.TempPathFactory, kafka_secured: Secured) -> Iterator[KafkaBroker]:
     """A real Kafka broker that takes records of up to 20 MB; a test has topics of its own there, and leaves it running."""
     with running_stack(tmp_path_factory.mktemp("kafka")) as stack:
-        broker = KafkaBroker(stack, "--set", "message.max.bytes=20000000", *kafka_secured.broker_options)
+        # A killed broker is let in again only when its former life has been silent for so long.
+        quick = ["--set", "broker.session.timeout.ms=4000", "--set", "broker.heartbeat.interval.ms=1000"]
+        broker = KafkaBroker(stack, "--set", "message.max.bytes=20000000", *quick, *kafka_secured.broker_options)
         broker.start()
         yield broker
 
