@@ -123,7 +123,8 @@ def _exchange(
 
     def in_the_middle() -> bool:
         exchange.look()
-        return len(exchange.sent) >= count / 2 and exchange.unanswered > 0
+        begun = bool(exchange.answers.outcomes)
+        return len(exchange.sent) >= count / 2 and begun and exchange.unanswered > 0
 
     _until(in_the_middle, count / rate + END_S, "half of the events to be sent", job, reader)
     victim = jvm_pid(job)
