@@ -5,7 +5,7 @@ the outcome being in place; both in milliseconds, as they are and above the floo
 engine's profile and the tools' configured delay: first token times model calls, its completion tokens over the profile's
 rate, one tool delay per step that called. Turns that arrive during the first `--warm-up` seconds are not counted.
 
-With `--kafka`, `read` is the producer's timestamp to a consumer having read the outcome, and `durable` the part of it until the
+With `--kafka`, `read` is the producer's timestamp to a consumer having read the outcome, `durable` the part of it until the
 outcome was in the journal.
 """
 
