@@ -15,20 +15,24 @@ from confluent_kafka import Producer
 
 from jobs import PATIENCE_S, Job, executed_more_than_once, question
 from kafka_broker import KafkaBroker
+from kafka_secure import LISTENER, PASSWORD, Secured
 from kafka_setup import jars
 from kafka_topics import Topics
-from stack import Stack, running_stack
+from stack import Part, Stack, running_stack
 
 pytestmark = [pytest.mark.spark, pytest.mark.triton, pytest.mark.timeout(400)]
 
-AWAY_S = 10.0
+AWAY_S = 5.0
 
 
 class KafkaJob(Job):
     """A job from topic to topics."""
 
-    def __init__(self, stack: Stack, triton: str, topics: Topics, **settings: object) -> None:
+    def __init__(
+        self, stack: Stack, triton: str, topics: Topics, environment: dict[str, str] | None = None, **settings: object
+    ) -> None:
         self.topics = topics
+        self.environment = environment or {}
         self.source = topics.create()
         self.outcomes, self.calls, self.letters = (topics.create() for _ in range(3))
         self.tools = stack.tools()
@@ -51,6 +55,9 @@ class KafkaJob(Job):
             },
         )
 
+    def start(self, environment: dict[str, str] | None = None, **settings: object) -> Part:
+        return super().start({**self.environment, **(environment or {})}, **settings)
+
     def until_answered(self, *sessions: str) -> list[dict[str, Any]]:
         """The outcomes, when every one of the sessions has one."""
         self.until(lambda: set(sessions) <= {row["session_id"] for row in self.topics.rows(self.outcomes)}, "outcomes")
@@ -69,10 +76,31 @@ def broker(kafka: KafkaBroker) -> KafkaBroker:
 
 
 @pytest.fixture(scope="module")
-def job(broker: KafkaBroker, triton: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaJob]:
-    """One job for the tests below, which run in their order; eight turns fill its host."""
+def other_job(broker: KafkaBroker, triton: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaJob]:
+    """A job for the last test, started with the first one because two start in little more time than one."""
+    with running_stack(tmp_path_factory.mktemp("other-kafka-job")) as stack:
+        job = KafkaJob(stack, triton, Topics(broker.bootstrap))
+        job.start()
+        yield job
+
+
+@pytest.fixture(scope="module")
+def job(
+    broker: KafkaBroker,
+    kafka_secured: Secured,
+    triton: str,
+    tmp_path_factory: pytest.TempPathFactory,
+    other_job: KafkaJob,
+) -> Iterator[KafkaJob]:
+    """One job for the tests below, which run in their order; eight turns fill its host.
+
+    It reads and writes over TLS with its own certificate and a login.
+    """
+    del other_job  # it only shall start at the same time
+    secured = kafka_secured.settings(broker.address(LISTENER))
+    settings = {"host.max_open_turns": 8} | {f"kafka.{name}": value for name, value in secured.items()}
     with running_stack(tmp_path_factory.mktemp("kafka-job")) as stack:
-        job = KafkaJob(stack, triton, Topics(broker.bootstrap), **{"host.max_open_turns": 8})
+        job = KafkaJob(stack, triton, Topics(broker.bootstrap), kafka_secured.environment, **settings)
         job.start()
         yield job
 
@@ -180,9 +208,17 @@ def test_records_that_are_removed_before_they_are_read(job):
     assert not {f"removed-{n}" for n in range(5)} & {row["session_id"] for row in job.topics.rows(job.outcomes)}
 
 
-def test_a_topic_that_is_made_again_while_it_runs(broker, triton, stack):
-    job = KafkaJob(stack, triton, Topics(broker.bootstrap))
-    part = job.start()
+def test_no_secret_was_logged(job):
+    assert job.part is not None
+    log = job.part.log.read_text()
+    assert "is up: pid" in log
+    assert PASSWORD not in log
+    assert "PRIVATE KEY" not in log
+
+
+def test_a_topic_that_is_made_again_while_it_runs(other_job):
+    job, part = other_job, other_job.part
+    assert part is not None
     job.topics.send(job.source, question("one"), question("two"))
     job.until_answered("one", "two")
     job.topics.delete(job.source)
