@@ -84,8 +84,16 @@ def other_job(broker: KafkaBroker, triton: str, tmp_path_factory: pytest.TempPat
         yield job
 
 
-@pytest.fixture(scope="module")
+WAYS = {
+    "batches": {"run_ahead.enabled": False, "sink.kafka.mode": "committed"},
+    "run-ahead": {"run_ahead.enabled": True, "sink.kafka.mode": "early"},
+}
+"""Who reads the topic and who sends the outcomes: the batches alone, or the hosts as soon as they can."""
+
+
+@pytest.fixture(scope="module", params=list(WAYS))
 def job(
+    request: pytest.FixtureRequest,
     broker: KafkaBroker,
     kafka_secured: Secured,
     triton: str,
@@ -98,7 +106,7 @@ def job(
     """
     del other_job  # it only shall start at the same time
     secured = kafka_secured.settings(broker.address(LISTENER))
-    settings = {"host.max_open_turns": 8} | {f"kafka.{name}": value for name, value in secured.items()}
+    settings = {**WAYS[request.param], "host.max_open_turns": 8} | {f"kafka.{name}": value for name, value in secured.items()}
     with running_stack(tmp_path_factory.mktemp("kafka-job")) as stack:
         job = KafkaJob(stack, triton, Topics(broker.bootstrap), kafka_secured.environment, **settings)
         job.start()
