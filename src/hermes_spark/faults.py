@@ -28,6 +28,7 @@ Action = Literal["kill", "stop", "raise"]
 
 POINTS = frozenset(
     {
+        "ahead.after_taken",
         "journal.before_write",
         "journal.after_write",
         "journal.after_sync",
@@ -37,7 +38,6 @@ POINTS = frozenset(
         "snapshot.after_manifest",
         "retention.after_mark",
         "retention.after_remove",
-        "host.after_ahead",
         "host.before_intent",
         "host.after_intent",
         "host.after_call",

@@ -1,5 +1,5 @@
-"""The law of run-ahead: whatever is lost, refused, read again or handed over beside it, a shard takes every event of a partition
-once and in order, and what the reader calls covered is taken."""
+"""The law of run-ahead: whatever is lost, refused, read again or handed over beside it, a shard takes every event once and in
+order, and what the reader calls covered is taken."""
 
 from __future__ import annotations
 
@@ -53,7 +53,9 @@ class Owner:
 class World:
     def __init__(self, chance: random.Random, shards: int) -> None:
         self.chance = chance
-        self.offsets = [offset for offset in range(EVENTS) if chance.random() < 0.8]  # the others are marks, or compacted
+        self.offsets = [
+            offset for offset in range(EVENTS) if chance.random() < 0.8
+        ]  # the others are marks, or compacted
         self.shard_of = {offset: chance.randrange(shards) for offset in self.offsets}
         self.owners = [Owner(number) for number in range(shards)]
         self.cursor = Cursor(PARTITION, 0)

@@ -179,7 +179,7 @@ class RunAhead:
         if cursor is None:
             return
         if wanted == TAKEN:
-            faults.point("host.after_ahead")
+            faults.point("ahead.after_taken")
             cursor.taken(put)
             self.taken += len(put.rows)
             AHEAD_EVENTS.inc(len(put.rows))
