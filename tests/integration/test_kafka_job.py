@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from confluent_kafka import Producer
 
@@ -208,11 +209,13 @@ def test_killed_and_started_again_with_nothing_lost_and_no_call_run_twice(job):
 
 def test_records_that_are_removed_before_they_are_read(job):
     assert job.part is not None
-    driver = job.part.process
-    driver.send_signal(signal.SIGSTOP)
+    readers = [psutil.Process(pid) for pid in job.processes()]
+    for process in readers:
+        process.send_signal(signal.SIGSTOP)
     job.topics.send(job.source, *(question(f"removed-{n}") for n in range(5)))
     job.topics.remove_records(job.source, 20 + 60 + 11 + 20 + 4)
-    driver.send_signal(signal.SIGCONT)
+    for process in readers:
+        process.send_signal(signal.SIGCONT)
     assert job.part.wait(PATIENCE_S) == 1
     assert f"records of topic {job.source} that were not read yet are gone" in job.part.tail()
     assert not {f"removed-{n}" for n in range(5)} & {row["session_id"] for row in job.topics.rows(job.outcomes)}
