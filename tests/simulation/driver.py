@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from simulation.world import World
 
 HOSTS = 2
-QUIET_BATCHES = 8
-"""So many batches without an event or an open turn, and whatever is still missing is lost."""
+QUIET_BATCHES = 40
+"""So many batches without an event or an open turn, and whatever is still missing is lost; longer than any approval."""
 
 
 class Driver:

@@ -102,13 +102,15 @@ class SimSpark:
         self.doomed_tasks = 0
         """So many tasks to come are lost while they run; half of them live on unseen."""
         self.lost_tasks = 0
+        self.skew_ms = 3000
+        """How far the clock of a process may be off."""
         self.slow_hosts = 0
         """So many hosts to come have a very slow disk."""
 
     def process(self, kind: str) -> Process:
         self._number += 1
         process = self.loop.process(f"{kind}-{self._number}")
-        process.skew_ms = self.rng.randint(-3000, 3000)
+        process.skew_ms = self.rng.randint(-self.skew_ms, self.skew_ms)
         process.slowness = self.rng.choice((0.2, 1.0, 1.0, 5.0))
         if kind == "host" and self.slow_hosts:
             self.slow_hosts -= 1

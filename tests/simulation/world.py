@@ -22,6 +22,8 @@ from unittest import mock
 
 from hermes_spark.app import host as app
 from hermes_spark.errors import HermesError
+from hermes_spark.host.host import OpenShard
+from hermes_spark.host.shard import Shard, ShardRules
 from hermes_spark.host.wire import HostExit, HostPayload, unpack
 from hermes_spark.settings import (
     HostSettings,
@@ -33,8 +35,11 @@ from hermes_spark.settings import (
     StateSettings,
 )
 from hermes_spark.settings import from_json as settings_from_json
+from hermes_spark.state.journal import Flushed, ShardJournal
 from hermes_spark.state.memory import MemoryStore
+from hermes_spark.state.records import Returned, decode
 from hermes_spark.streaming import handoff
+from simulation.approver import Approver
 from simulation.disk import Disk
 from simulation.driver import Driver
 from simulation.loop import Process, SimLoop
@@ -51,6 +56,10 @@ LIMIT_S = 900.0
 BACKLOG = 20
 """Events that wait for their outcome; no more are added above it, or a slow machine would never be done."""
 MEMORY = Path("/dev/shm")
+RETURNED = b"\xa1r"
+"""How the tag of a call's result is encoded."""
+ANSWERS = ("outcomes", "dead_letters", "controls")
+"""The tables that have one row for every event."""
 
 
 class World:
@@ -69,6 +78,7 @@ class World:
         self.checkpoint = Objects(self.loop, random.Random(f"checkpoint {seed}"))
         self.sink = SimSink(self.loop, random.Random(f"sink {seed}"))
         self.spark = SimSpark(self.loop, random.Random(f"spark {seed}"), keeps_order=False)
+        self.spark.skew_ms = rng.choice((0, 3000))
         self.tools = Tools(self.loop, random.Random(f"tools {seed}"))
         kinds = rng.choices(KINDS, k=rng.randint(1, 4)) if kinds is None else kinds
         self.settings = self._settings(kinds)
@@ -76,6 +86,10 @@ class World:
         self._events_left = rng.randint(6, 14)
         self._digest = hashlib.sha256()
         self.troubles = Troubles(self, random.Random(f"troubles {seed}"), kinds)
+        self.approver = Approver(self, random.Random(f"approver {seed}"))
+        self.sink.asked = self.approver.asked
+        self.opened: list[tuple[Process, int, Shard]] = []
+        """Every shard that any host has opened, with its number."""
 
     @property
     def digest(self) -> str:
@@ -194,13 +208,19 @@ class World:
     def burst(self) -> None:
         """Some events at once, so that a fault finds work under way."""
         for _ in range(3):
-            self.workload.add(self.loop.time())
+            self._add()
+
+    def _add(self) -> None:
+        before = len(self.workload.sent)
+        self.workload.add(self.loop.time())
+        for sent in self.workload.sent[before:]:
+            self.approver.foresee(sent)
 
     def _feed(self) -> None:
         """Events come until all faults have happened."""
         self._events_left -= 1
         if len(self.workload.sent) - self._published() < BACKLOG:
-            self.workload.add(self.loop.time())
+            self._add()
         if self._events_left > 0 or not self.troubles.over:
             gap = self.rng.uniform(0.05, 1.0) if self._events_left > 0 else self.rng.uniform(1.0, 4.0)
             self._at(gap, self._feed)
@@ -218,7 +238,7 @@ class World:
         return any(driver.is_done(self.workload.end()) for driver in awake)
 
     def _published(self) -> int:
-        return sum(len(rows) for rows in self.sink.tables.values())
+        return sum(len(rows) for (_, name), rows in self.sink.tables.items() if name in ANSWERS)
 
     def _at(self, delay_s: float, callback: Callable[..., Any], *args: Any) -> None:
         self.loop.call_later(delay_s, callback, *args, context=self.loop.root.context())
@@ -236,9 +256,10 @@ class World:
                 shards=rng.randint(2, 4),
                 local_path=f"{self.root}/local",
                 journal_file_bytes=rng.choice((1500, 8_388_608)),
+                ttl_s=rng.choice((3.0, 8.0, 1800.0, 1800.0)),
             ),
             snapshot=SnapshotSettings(every_commits=rng.choice((2, 300)), every_records=rng.choice((10, 5000))),
-            sink=SinkSettings(publish_interval_ms=rng.choice((0, 1000))),
+            sink=SinkSettings(publish_interval_ms=rng.choice((0, 1000)), expired=rng.random() < 0.5),
         )
 
     @contextlib.contextmanager
@@ -252,12 +273,40 @@ class World:
             "Storage": SimpleNamespace(at=lambda location: self.state),
             "RocksMemory": lambda *_: None,
             "gc": SimpleNamespace(freeze=lambda: None),
+            "_shard_opener": self._opener(app._shard_opener),
         }
         with contextlib.ExitStack() as patches:
             for name, stand_in in stand_ins.items():
                 patches.enter_context(mock.patch.object(app, name, stand_in))
             patches.enter_context(mock.patch.object(handoff, "_connected", wire(self.network)["WireClient"]))
+            patches.enter_context(mock.patch.object(ShardJournal, "confirm", self._confirming(ShardJournal.confirm)))
             yield
+
+    def _opener(self, real: Callable[..., OpenShard]) -> Callable[..., OpenShard]:
+        """`app._shard_opener`, which also notes every shard that is opened."""
+
+        def opener(payload: HostPayload, rules: ShardRules) -> OpenShard:
+            open_shard = real(payload, rules)
+
+            def opened(number: int, *args: Any) -> Shard:
+                shard = open_shard(number, *args)
+                self.opened.append((self.loop.current(), number, shard))
+                return shard
+
+            return opened
+
+        return opener
+
+    def _confirming(self, real: Callable[..., None]) -> Callable[..., None]:
+        """`ShardJournal.confirm`, which also notes the calls whose result is durable from then on."""
+
+        def confirm(journal: ShardJournal, flushed: Flushed) -> None:
+            real(journal, flushed)
+            for data in flushed.group.records:
+                if data[1:3] == RETURNED and isinstance(record := decode(data), Returned):
+                    self.tools.finished.add(record.call_id)
+
+        return confirm
 
 
 def _orphan(process: Process) -> None:
