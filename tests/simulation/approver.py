@@ -56,6 +56,4 @@ class Approver:
     def _later(self, wait_s: float, call: Asked, decision: str) -> None:
         loop = self._world.loop
         decide = self._world.workload.decide
-        loop.call_later(
-            wait_s, lambda: decide(call, decision, loop.time()), context=self._world.loop.root.context()
-        )
+        loop.call_later(wait_s, lambda: decide(call, decision, loop.time()), context=self._world.loop.root.context())

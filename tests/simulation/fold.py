@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from hermes_spark.agent import approvals
 from hermes_spark.agent.calls import settled
 from hermes_spark.agent.turn import apply
-from hermes_spark.state.agent_state import DONE, WAITING, AgentState, CallState
+from hermes_spark.state.agent_state import DONE, WAITING, AgentState, CallState, Turn
 from hermes_spark.state.records import (
     Completed,
     Expired,
@@ -52,6 +52,10 @@ def _misfit(state: AgentState | None, record: SessionRecord) -> str:
     if isinstance(record, Expired):
         due_ms = state.deadline_ms
         return "" if due_ms is not None and due_ms <= record.time_ms else f"it is due at {due_ms}"
+    return _of_turn(state, record)
+
+
+def _of_turn(state: AgentState, record: SessionRecord) -> str:
     turn = state.turn
     if turn is None:
         return "no turn is open"
@@ -61,14 +65,19 @@ def _misfit(state: AgentState | None, record: SessionRecord) -> str:
         return f"step {turn.step} with {len(turn.calls)} calls is open"
     if isinstance(record, Outcome):
         return _outcome(state, record)
-    if isinstance(record, Intent | Returned) and not record.undoes:
-        open_calls = {call.id for call in turn.calls if call.status not in (DONE, WAITING)}
-        return "" if record.call_id in open_calls else "no such call is open"
     if isinstance(record, Intent | Returned):
-        return _undo(turn.past_calls + turn.calls, record)
+        return _call(turn, record)
     if isinstance(record, Lapsed) and record.time_ms < _approve_by(turn.calls, record.call_id):
         return "it was not due"
     return ""
+
+
+def _call(turn: Turn, record: Intent | Returned) -> str:
+    if record.undoes:
+        done = {call.id for call in turn.past_calls + turn.calls if call.result == "ok" and call.undo is not None}
+        return "" if record.undoes in done else "no such call was made"
+    open_calls = {call.id for call in turn.calls if call.status not in (DONE, WAITING)}
+    return "" if record.call_id in open_calls else "no such call is open"
 
 
 def _taken(state: AgentState | None, record: Taken) -> str:
@@ -91,11 +100,6 @@ def _outcome(state: AgentState, record: Outcome) -> str:
     if record.status == "completed" and record.reply != turn.reply:
         return f"its reply is {turn.reply!r}"
     return ""
-
-
-def _undo(calls: tuple[CallState, ...], record: Intent | Returned) -> str:
-    done = {call.id for call in calls if call.result == "ok" and call.undo is not None}
-    return "" if record.undoes in done else "no such call was made"
 
 
 def _approve_by(calls: tuple[CallState, ...], call_id: str) -> int:

@@ -6,8 +6,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import Any
 
+from hermes_spark.agent.approvals import ENDED_TURNS
 from hermes_spark.events import undo_id_of
-from hermes_spark.state.records import Completed, Expired, Intent, Lapsed, Record, Resumed, Returned, Taken
+from hermes_spark.state.records import Completed, Expired, Intent, Lapsed, Outcome, Record, Resumed, Returned, Taken
 from hermes_spark.streaming.tables import PlacedRecord
 from simulation.seams import START_S
 from simulation.services import UNDO, Tools
@@ -26,9 +27,9 @@ class Turns:
         self._journal = journal
         self._tools = tools
         self._outcomes = outcomes
-        self._names = {
-            call.id: call.name for _, _, r in journal if isinstance(r, Completed) for call in r.calls
-        } | {r.call_id: UNDO for _, _, r in journal if isinstance(r, Intent) and r.undoes}
+        self._names = {call.id: call.name for _, _, r in journal if isinstance(r, Completed) for call in r.calls} | {
+            r.call_id: UNDO for _, _, r in journal if isinstance(r, Intent) and r.undoes
+        }
 
     def problems(self) -> Iterator[str]:
         """Everything that is wrong."""
@@ -79,12 +80,8 @@ class Turns:
                 (said if call_id in said else early)[call_id].append(record)
             elif isinstance(record, Lapsed | Intent) and record.call_id in said:
                 said[record.call_id].append(record)
-            elif isinstance(record, Expired):
-                # What was decided early, or about turns that have ended, is forgotten with the session.
-                for call_id in [call_id for call_id, of in early.items() if _session(of) == record.session_id]:
-                    del early[call_id]
-                for records in said.values():
-                    records.append(record)
+            elif isinstance(record, Outcome | Expired):
+                _add_to_all(record, said, early)
         return said
 
     def _undone(self, row: dict[str, Any]) -> Iterator[str]:
@@ -105,21 +102,36 @@ class Turns:
                 yield f"undo of call {undo['call_id']} is told as made and was not executed"
 
 
+def _add_to_all(record: Outcome | Expired, said: dict[str, list[Record]], early: dict[str, list[Record]]) -> None:
+    """Note an end for all calls of its session; what was decided early is forgotten with the session."""
+    for records in said.values():
+        if _session(records) == record.session_id:
+            records.append(record)
+    if isinstance(record, Expired):
+        for call_id in [call_id for call_id, of in early.items() if _session(of) == record.session_id]:
+            del early[call_id]
+
+
 def _session(records: list[Record]) -> str:
-    return next(record.session_id for record in records if isinstance(record, Taken))
+    return next(record.session_id for record in records if isinstance(record, Taken | Completed))
 
 
 def _decided(said: list[Record]) -> Iterator[str]:
     """A call that needs an approval is sent when the first decision allows it, and not otherwise."""
     decision = ""
-    session_id = next(record.session_id for record in said if isinstance(record, Completed))
+    turn_id = next(record.turn_id for record in said if isinstance(record, Completed))
+    ended = 0
+    """Turns of the session that have ended, from the call's own on."""
     for record in said:
         if isinstance(record, Expired):
-            if record.session_id == session_id:
-                return
+            return  # with all that the session knew of the call
+        if isinstance(record, Outcome):
+            ended += bool(ended) or record.turn_id == turn_id
         elif isinstance(record, Taken):
-            if record.effect != "stale" and decision:
-                yield f"the second decision about a call counts: {record}"
+            if record.effect == "kept" and ended > ENDED_TURNS:
+                continue  # taken for an early one, because so many turns ago is forgotten; nothing will ever ask for it
+            if record.effect != "stale" and (decision or ended):
+                yield f"the second decision about a call counts, or one after its turn has ended: {record}"
             # One that is stale although it is the first came when the turn was ending.
             decision = decision or (record.event.decision if record.effect != "stale" else "")
         elif isinstance(record, Lapsed):
@@ -133,8 +145,6 @@ def _decided(said: list[Record]) -> Iterator[str]:
 def may_give_up(journal: list[PlacedRecord], turn: str) -> bool:
     """Whether a turn may fail for having been resumed again and again."""
     return sum(isinstance(r, Resumed) and r.turn_id == turn for _, _, r in journal) >= RESUMPTIONS
-
-
 
 
 def expired_too_soon(journal: list[PlacedRecord], sent: dict[tuple[str, int], Sent], slack_ms: int) -> Iterator[str]:
