@@ -1,8 +1,9 @@
 """The model and the tools: scripts whose answers show what they were told, and a count of what was executed.
 
 The tools are those that the rules tell apart: `lookup` (policy unknown), `again` (idempotent), `checked` (reconcile),
-`guarded` (needs an approval) and `book` (has an undo, `unbook`). A user's text says what the model asks for: in `e7 steps=lg,b fail` one
-step with a lookup and a guarded call, then one with a booking, and then the model fails, so that the turn does.
+`guarded` (needs an approval) and `book` (has an undo, `unbook`). A user's text says what the model asks for: in
+`e7 steps=lg,b fail` one step with a lookup and a guarded call, then one with a booking, and then the model fails, so that the
+turn does.
 """
 
 from __future__ import annotations
