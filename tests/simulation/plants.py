@@ -14,9 +14,12 @@ from types import FunctionType
 from typing import Any
 from unittest import mock
 
+from hermes_spark.agent import approvals, undo
 from hermes_spark.host import takes
 from hermes_spark.host.calls import Calls
 from hermes_spark.host.effects import EffectRunner
+from hermes_spark.host.expiry import Expiry
+from hermes_spark.host.shard import Shard
 from hermes_spark.state import journal, takeover
 from hermes_spark.state.retention import Retention
 from hermes_spark.streaming import handoff
@@ -92,6 +95,38 @@ PLANTS: dict[str, Plant] = {
         "_call",
         "self._calls.settle(effect) if effect.call.status == SENT else self._calls",
         "self._calls",
+    ),
+    "forget_the_key": _plant(
+        Calls, "_guarded", "call_id=effect.call.id", 'call_id=effect.call.id + "again" * (effect.call.status == SENT)'
+    ),
+    "send_again_instead_of_asking": _plant(
+        Calls, "settle", 'policy == "idempotent"', 'policy in ("idempotent", "reconcile")'
+    ),
+    "do_not_ask": _plant(Calls, "settle", 'policy == "reconcile"', 'policy == "never"'),
+    "not_run_without_asking": _plant(
+        Calls,
+        "settle",
+        "await self._guarded(self._tools.reconcile, tool, effect)",
+        'ToolResult("not_run", "it was not found", 1)',
+    ),
+    "lose_approvals_on_takeover": _plant(
+        Shard,
+        "fold",
+        "if not isinstance(record, TermStarted | Rejected):",
+        'if not isinstance(record, TermStarted | Rejected) and getattr(record, "effect", "") not in ("taken", "kept"):',
+    ),
+    "count_the_last_decision": _plant(approvals, "effect_of", "call.status != WAITING", "call.status == DONE"),
+    "undo_in_order": _plant(
+        undo, "next_undo", "reversed(turn.past_calls + turn.calls)", "turn.past_calls + turn.calls"
+    ),
+    "undo_twice": _plant(
+        undo, "next_undo", "undo_id_of(call.id)", 'undo_id_of(call.id) + "again" * (undo is not None)'
+    ),
+    "expire_by_the_last_barrier": _plant(
+        Expiry,
+        "barrier",
+        "self._before_ms = self._newest_ms",
+        "self._before_ms = max((shard.now_ms() for shard in self._shards()), default=0)",
     ),
 }
 

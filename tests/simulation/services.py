@@ -42,6 +42,8 @@ class Tools:
         self.requests: dict[str, int] = {}
         """How often each call id was asked for."""
         self.answers: dict[str, tuple[str, str]] = {}
+        self.keys: dict[tuple[str, str], set[str]] = {}
+        """Under which call ids each (tool, question) was executed; every question is asked once."""
         self.blocked: set[str] = set()
         """Never executed any more, because somebody was told that they were not."""
         self.finished: set[str] = set()
@@ -55,8 +57,9 @@ class Tools:
         if call not in self.blocked and not (call in self.answers and tool.policy == "idempotent"):
             self.executed.setdefault(call, []).append(self.loop.time())
             self.loop.log("executed:", call, tool.name, request.arguments["q"])
-            refused = rng.random() < _ERRORS
-            self.answers[call] = ("error", "refused") if refused else ("ok", result_of(request.arguments["q"]))
+            question = request.arguments["q"]
+            self.keys.setdefault((tool.name, question), set()).add(call)
+            self.answers[call] = ("error", "refused") if rng.random() < _ERRORS else ("ok", result_of(question))
         content = self.answers.get(call, ("error", "blocked"))
         self.loop.call_later(back_s, _settle, answer, content, context=self.loop.root.context())
 

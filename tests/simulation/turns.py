@@ -8,6 +8,7 @@ from typing import Any
 
 from hermes_spark.agent.approvals import ENDED_TURNS
 from hermes_spark.events import undo_id_of
+from hermes_spark.host.calls import INTERRUPTED
 from hermes_spark.state.records import Completed, Expired, Intent, Lapsed, Outcome, Record, Resumed, Returned, Taken
 from hermes_spark.streaming.tables import PlacedRecord
 from simulation.seams import START_S
@@ -51,6 +52,9 @@ class Turns:
         for call, count in sorted(tools.requests.items()):
             if count > 1 and self._names.get(call) in NEVER_AGAIN:
                 yield f"sent {count} times: call {call} of {self._names[call]}"
+        for (tool, question), calls in sorted(tools.keys.items()):
+            if len(calls) > 1:
+                yield f"{tool} was executed for {question} under several keys: {', '.join(sorted(calls))}"
         for call in tools.reruns:
             yield f"sent again after its result was durable: call {call} of {self._names.get(call)}"
 
@@ -62,6 +66,8 @@ class Turns:
                 yield f"has a result but was not executed: call {record.call_id}"
             if record.status == "not_run" and executed:
                 yield f"was executed though somebody was told that it never will be: call {record.call_id}"
+            if self._names.get(record.call_id) == "checked" and record.content == INTERRUPTED:
+                yield f"nobody asked what became of call {record.call_id}"
         for call, count in results.items():
             if count > 1:
                 yield f"has {count} results in the journal: call {call}"
