@@ -21,6 +21,7 @@ from hermes_spark.host.effects import EffectRunner
 from hermes_spark.host.expiry import Expiry
 from hermes_spark.host.shard import Shard
 from hermes_spark.state import journal, takeover
+from hermes_spark.state.journal_reader import JournalReader
 from hermes_spark.state.retention import Retention
 from hermes_spark.streaming import handoff
 from hermes_spark.streaming.pruning import Pruner
@@ -74,6 +75,16 @@ def _prune_to_commit() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def _offsets_only() -> Iterator[None]:
+    """A snapshot is taken for one of this journal when the journal has a record of that number, whatever term it is of."""
+    with (
+        _changed(JournalReader, "_index", "term == position.term", "True"),
+        _changed(JournalReader, "_groups", "mark.position == end", "mark.position.lsn == end.lsn"),
+    ):
+        yield
+
+
 PLANTS: dict[str, Plant] = {
     "seal_after_reading": _plant(
         takeover,
@@ -86,10 +97,12 @@ PLANTS: dict[str, Plant] = {
     ),
     "trust_reader_watermark": _watermark,
     "prune_to_commit": _prune_to_commit,
+    "compare_snapshots_by_offset": _offsets_only,
     "append_behind_seal": _plant(
         journal.TermWriter, "_sync", "if os.fstat(self._fd).st_size != self._size:", "if False:"
     ),
     "send_before_intent_is_durable": _plant(Calls, "_intend", "await self._shard.durable()", "pass"),
+    "send_after_a_pause": _plant(Calls, "_intend", "self._clock_s() - begun_s <= SEND_WITHIN_S", "True"),
     "send_again": _plant(
         EffectRunner,
         "_call",
@@ -130,5 +143,9 @@ PLANTS: dict[str, Plant] = {
     ),
 }
 
-FOCUS: dict[str, list[str]] = {"seal_after_reading": ["second_copy", "second_copy"]}
+FOCUS: dict[str, list[str]] = {
+    "seal_after_reading": ["second_copy", "second_copy"],
+    "compare_snapshots_by_offset": ["early_snapshot", "kill_host", "kill_host"],
+    "send_after_a_pause": ["point_stop", "point_stop"],
+}
 """Faults under which a bug shows soonest; without an entry the seed chooses them."""

@@ -38,6 +38,9 @@ KINDS = (
     "point_stop",
 )
 
+RARE = ("early_snapshot",)
+"""Kinds that are only chosen by name: no part of the service does such a thing unless it is broken."""
+
 
 class Fault:
     """One planned fault."""
@@ -51,6 +54,8 @@ class Fault:
         if kind.startswith("point"):
             self.point = rng.choice(HOST_POINTS + DRIVER_POINTS)
             self.passes = rng.randint(1, 3 if self.point in DRIVER_POINTS else 12)
+        elif kind == "early_snapshot":
+            self.point, self.passes = "journal.before_write", rng.randint(1, 8)
         self.left = self.passes
         self.fired = self.healed = False
 
@@ -91,7 +96,9 @@ class Troubles:
 
     def _strike(self, fault: Fault, process: Process) -> None:
         world = self._world
-        if fault.kind == "point_kill":
+        if fault.kind == "early_snapshot":
+            world.snapshot_early(process)
+        if fault.kind != "point_stop":
             world.kill(process)
             self._heal_later(fault, 0.0)
             raise Killed

@@ -23,7 +23,7 @@ from unittest import mock
 from hermes_spark.app import host as app
 from hermes_spark.errors import HermesError
 from hermes_spark.host.host import OpenShard
-from hermes_spark.host.shard import Shard, ShardRules
+from hermes_spark.host.shard import Capture, Shard, ShardRules
 from hermes_spark.host.wire import HostExit, HostPayload, unpack
 from hermes_spark.settings import (
     HostSettings,
@@ -37,7 +37,8 @@ from hermes_spark.settings import (
 from hermes_spark.settings import from_json as settings_from_json
 from hermes_spark.state.journal import Flushed, ShardJournal
 from hermes_spark.state.memory import MemoryStore
-from hermes_spark.state.records import Returned, decode
+from hermes_spark.state.records import Position, Returned, decode
+from hermes_spark.state.snapshots import ShardSnapshots
 from hermes_spark.streaming import handoff
 from simulation.approver import Approver
 from simulation.disk import Disk
@@ -151,6 +152,17 @@ class World:
             if process is not self.loop.root:
                 self.kill(process)
         return self.disk.cut_power()
+
+    def snapshot_early(self, host: Process) -> None:
+        """Store snapshots of a host's shards as they were appended, at positions that are not durable, and may never be."""
+        for process, number, shard in self.opened:
+            if process is host and shard.journal.dirty:
+                position = Position(shard.journal.appended_lsn, shard.journal.position().term)
+                scratch = self.root / "early" / str(position.lsn)
+                shard.sessions.checkpoint(scratch)
+                contents = Capture(position, *shard._look()).contents()
+                ShardSnapshots(self.state, number).write(scratch, contents, position, 0)
+                self.log("early snapshot of shard", number, "at", position.lsn)
 
     def report_lost(self, process: Process) -> None:
         """Let the driver believe that a host is gone."""
