@@ -126,3 +126,12 @@ def test_an_end_that_cannot_be_noted_is_no_error(storage: Storage, monkeypatch: 
 
 def test_a_deleted_claim_is_not_claimed_again(storage: Storage) -> None:
     assert DriverClaim.take(storage, known=4).epoch == 5
+
+
+def test_a_failure_is_explained_by_a_newer_driver_if_there_is_one(storage: Storage) -> None:
+    first = DriverClaim.take(storage)
+    with pytest.raises(ValueError, match="of Spark"), first.explaining():
+        raise ValueError("of Spark")
+    DriverClaim.take(storage)
+    with pytest.raises(Superseded, match="driver 2 has taken"), first.explaining():
+        raise ValueError("of Spark")

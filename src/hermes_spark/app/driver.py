@@ -116,7 +116,7 @@ def run_job(spark: SparkSession, settings: Settings) -> Ended:
         fleet.start(slots.hosts, settings.state.shards, _view(commits.last()), slots.at_first)
         orchestrator = Orchestrator(parts)
         query = start(frame, settings, orchestrator)
-        with contextlib.nullcontext() if topic is None else topic.explaining():
+        with claim.explaining(), contextlib.nullcontext() if topic is None else topic.explaining():
             ended = watch(query, settings, orchestrator, asked)
         write_progress(query, _measurements(settings, f"progress-{claim.epoch}"))
         return ended

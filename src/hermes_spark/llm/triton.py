@@ -19,6 +19,7 @@ from prometheus_client import Counter, Gauge, Histogram
 from tritonclient.utils import InferenceServerException
 
 from hermes_spark.errors import ModelBusy, ModelContractError, ModelError, ModelTimeout, ModelUnavailable
+from hermes_spark.llm.attempts import Attempts
 from hermes_spark.llm.chat_format import parse_reply
 from hermes_spark.llm.client import Completion, CompletionRequest
 from hermes_spark.llm.tokenizer import ChatTokenizer, Ids
@@ -139,19 +140,19 @@ class TritonModel:
             await self._client.close()
 
     async def _within_deadline(self, ids: Ids, request: CompletionRequest) -> Generation:
-        attempts = _Attempts(asyncio.get_running_loop().time() + request.timeout_s)
+        attempts = Attempts(request.timeout_s)
         inputs = self._sampling + _as_infer_inputs(prompt_inputs(ids, request.max_tokens))
         try:
             return await asyncio.wait_for(self._in_slot(inputs, attempts), request.timeout_s)
+        except ModelTimeout as error:  # gRPC's clock was the first to say so
+            raise attempts.obstacle() or error from error.__cause__
         except asyncio.TimeoutError:
-            if attempts.refusal is not None:  # the time ran out between two attempts
-                raise attempts.refusal from None
-            raise ModelTimeout(
+            raise attempts.obstacle() or ModelTimeout(
                 f"The model {self._settings.name} at {self._settings.url} gave no completion within {request.timeout_s:g} s; "
                 f"{_REMEDIES[ModelTimeout]}."
             ) from None
 
-    async def _in_slot(self, inputs: list[triton.InferInput], attempts: _Attempts) -> Generation:
+    async def _in_slot(self, inputs: list[triton.InferInput], attempts: Attempts) -> Generation:
         async with self._slots:
             with IN_FLIGHT.track_inprogress():
                 try:
@@ -164,8 +165,8 @@ class TritonModel:
                 await asyncio.sleep(_RETRY_FIRST_S)
                 return await self._retrying(self._attempt, inputs, attempts)
 
-    async def _attempt(self, inputs: list[triton.InferInput], attempts: _Attempts) -> Generation:
-        attempts.refusal = None
+    async def _attempt(self, inputs: list[triton.InferInput], attempts: Attempts) -> Generation:
+        attempts.begin()
         try:
             return await self._infer(inputs, attempts.left_s())
         except ModelError as error:
@@ -236,18 +237,6 @@ class TritonModel:
                 f"The model {self._settings.name} at {self._settings.url} failed ({error.status()}: {text}); "
                 f"{_REMEDIES[kind]}."
             ) from error
-
-
-class _Attempts:
-    """Where a completion stands: its deadline (event loop time), and the refusal it is waiting out."""
-
-    def __init__(self, deadline: float) -> None:
-        self._deadline = deadline
-        self.refusal: ModelError | None = None
-
-    def left_s(self) -> float:
-        """Seconds left, never so few that gRPC takes them for none."""
-        return max(self._deadline - asyncio.get_running_loop().time(), 0.001)
 
 
 def _was_refused(error: Exception) -> bool:

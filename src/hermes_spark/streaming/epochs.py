@@ -12,12 +12,13 @@ commits and publishes, and that shards under its terms are sealed by the newer o
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import msgspec
 
@@ -120,6 +121,15 @@ class DriverClaim:
                 f"driver {newest} has taken this checkpoint over from driver {self.epoch}, which ends here; nothing is lost: "
                 "the newer one goes on from the last commit"
             )
+
+    @contextlib.contextmanager
+    def explaining(self) -> Iterator[None]:
+        """Say `Superseded` where a failure inside means that: Spark's own log of offsets may notice first."""
+        try:
+            yield
+        except Exception:
+            self.look()
+            raise
 
     def beat(self) -> None:
         """Give a sign of life."""
