@@ -15,8 +15,8 @@ from hermes_spark.streaming.fleet import Fleet
 from hermes_spark.streaming.orchestrator import BatchParts, Orchestrator
 from hermes_spark.streaming.ownership import CommittedView, DriverPlace
 from hermes_spark.streaming.pruning import Pruner
-from simulation.loop import Process
 from simulation.objects import SinkDown
+from simulation.processes import Process
 from simulation.spark import MicroBatches, SimLauncher, SparkFailed
 
 if TYPE_CHECKING:

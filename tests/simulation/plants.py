@@ -144,8 +144,15 @@ PLANTS: dict[str, Plant] = {
 }
 
 FOCUS: dict[str, list[str]] = {
-    "seal_after_reading": ["second_copy", "second_copy"],
+    "seal_after_reading": ["second_copy"],
+    "acknowledge_before_flush": ["kill_host", "kill_host"],
     "compare_snapshots_by_offset": ["early_snapshot", "kill_host", "kill_host"],
-    "send_after_a_pause": ["point_stop", "point_stop"],
+    "append_behind_seal": ["point_stop:journal.before_write"] * 2,
+    "send_before_intent_is_durable": ["point_kill:journal.before_write"],
+    "send_after_a_pause": ["point_stop:host.after_intent"] * 2,
+    "send_again_instead_of_asking": ["kill_host", "kill_host"],
+    "do_not_ask": ["kill_host", "kill_host"],
+    "not_run_without_asking": ["kill_host", "kill_host"],
+    "undo_in_order": ["kill_host"],
 }
 """Faults under which a bug shows soonest; without an entry the seed chooses them."""

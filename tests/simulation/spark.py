@@ -13,8 +13,9 @@ import pyarrow as pa
 from hermes_spark.errors import HermesError
 from hermes_spark.host.wire import HostExit
 from hermes_spark.streaming.rows import INTAKE_SCHEMA
-from simulation.loop import Process, SimLoop
+from simulation.loop import SimLoop
 from simulation.objects import Objects
+from simulation.processes import Process
 from simulation.workload import Workload
 
 ATTEMPTS = 4

@@ -9,47 +9,33 @@ Not simulated: Flight, the JVM, RocksDB (a dict), and names in directories that 
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import random
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 from hermes_spark.app import host as app
 from hermes_spark.errors import HermesError
-from hermes_spark.host.host import OpenShard
-from hermes_spark.host.shard import Capture, Shard, ShardRules
+from hermes_spark.host.shard import Capture, Shard
 from hermes_spark.host.wire import HostExit, HostPayload, unpack
-from hermes_spark.settings import (
-    HostSettings,
-    IntakeSettings,
-    Settings,
-    SinkSettings,
-    SnapshotSettings,
-    SourceSettings,
-    StateSettings,
-)
 from hermes_spark.settings import from_json as settings_from_json
-from hermes_spark.state.journal import Flushed, ShardJournal
-from hermes_spark.state.memory import MemoryStore
-from hermes_spark.state.records import Position, Returned, decode
+from hermes_spark.state.records import Position
 from hermes_spark.state.snapshots import ShardSnapshots
-from hermes_spark.streaming import handoff
 from simulation.approver import Approver
 from simulation.disk import Disk
 from simulation.driver import Driver
-from simulation.loop import Process, SimLoop
-from simulation.network import Network, wire
+from simulation.loop import SimLoop
+from simulation.network import Network
 from simulation.objects import Objects, SimSink
+from simulation.processes import Process
 from simulation.seams import machine
-from simulation.services import SimModel, SimToolCaller, Tools, registry
+from simulation.services import Tools
 from simulation.spark import HostTask, SimLauncher, SimSpark
 from simulation.trouble import KINDS, Troubles
+from simulation.wiring import services, settings_of
 from simulation.workload import Workload
 
 LIMIT_S = 900.0
@@ -57,8 +43,6 @@ LIMIT_S = 900.0
 BACKLOG = 20
 """Events that wait for their outcome; no more are added above it, or a slow machine would never be done."""
 MEMORY = Path("/dev/shm")
-RETURNED = b"\xa1r"
-"""How the tag of a call's result is encoded."""
 ANSWERS = ("outcomes", "dead_letters", "controls")
 """The tables that have one row for every event."""
 
@@ -82,7 +66,7 @@ class World:
         self.spark.skew_ms = rng.choice((0, 3000))
         self.tools = Tools(self.loop, random.Random(f"tools {seed}"))
         kinds = rng.choices(KINDS, k=rng.randint(1, 4)) if kinds is None else kinds
-        self.settings = self._settings(kinds)
+        self.settings = settings_of(rng, kinds, root=self.root, has_offsets=self.workload.has_offsets)
         self.drivers: list[Driver] = []
         self._events_left = rng.randint(6, 14)
         self._digest = hashlib.sha256()
@@ -100,7 +84,7 @@ class World:
     def run(self) -> None:
         """Let it all happen. Raises `Stuck`, and any error that no process expected."""
         rng = random.Random(f"chance {self.seed}")
-        with machine(self.loop, self.disk, self.network, self.troubles.pass_point, rng), self._services():
+        with machine(self.loop, self.disk, self.network, self.troubles.pass_point, rng), services(self):
             try:
                 self._at(0.0, self._feed)
                 self._at(0.0, self.ensure_driver)
@@ -254,71 +238,6 @@ class World:
 
     def _at(self, delay_s: float, callback: Callable[..., Any], *args: Any) -> None:
         self.loop.call_later(delay_s, callback, *args, context=self.loop.root.context())
-
-    def _settings(self, kinds: list[str]) -> Settings:
-        rng = self.rng
-        tasks_only = "lose_task" in kinds or rng.random() < 0.5
-        return Settings(
-            hosts=2,
-            checkpoint="/checkpoint",
-            source=SourceSettings(kind="load" if self.workload.has_offsets else "files", path="/events"),
-            host=HostSettings(address="host", restart_timeout_s=5.0, max_open_turns=rng.choice((2, 1024))),
-            intake=IntakeSettings(chunk_rows=rng.choice((2, 256)), driver_rows=0 if tasks_only else 256),
-            state=StateSettings(
-                shards=rng.randint(2, 4),
-                local_path=f"{self.root}/local",
-                journal_file_bytes=rng.choice((1500, 8_388_608)),
-                ttl_s=rng.choice((3.0, 8.0, 1800.0, 1800.0)),
-            ),
-            snapshot=SnapshotSettings(every_commits=rng.choice((2, 300)), every_records=rng.choice((10, 5000))),
-            sink=SinkSettings(publish_interval_ms=rng.choice((0, 1000)), expired=rng.random() < 0.5),
-        )
-
-    @contextlib.contextmanager
-    def _services(self) -> Iterator[None]:
-        stand_ins = {
-            "Registry": SimpleNamespace(parse=lambda text, settings: registry()),
-            "tokenizer_of": lambda settings: None,
-            "TritonModel": lambda *_: SimModel(self.tools.rng),
-            "HttpToolCaller": lambda settings: SimToolCaller(self.tools),
-            "RocksStore": lambda path, **_: MemoryStore.load(path),
-            "Storage": SimpleNamespace(at=lambda location: self.state),
-            "RocksMemory": lambda *_: None,
-            "gc": SimpleNamespace(freeze=lambda: None),
-            "_shard_opener": self._opener(app._shard_opener),
-        }
-        with contextlib.ExitStack() as patches:
-            for name, stand_in in stand_ins.items():
-                patches.enter_context(mock.patch.object(app, name, stand_in))
-            patches.enter_context(mock.patch.object(handoff, "_connected", wire(self.network)["WireClient"]))
-            patches.enter_context(mock.patch.object(ShardJournal, "confirm", self._confirming(ShardJournal.confirm)))
-            yield
-
-    def _opener(self, real: Callable[..., OpenShard]) -> Callable[..., OpenShard]:
-        """`app._shard_opener`, which also notes every shard that is opened."""
-
-        def opener(payload: HostPayload, rules: ShardRules) -> OpenShard:
-            open_shard = real(payload, rules)
-
-            def opened(number: int, *args: Any) -> Shard:
-                shard = open_shard(number, *args)
-                self.opened.append((self.loop.current(), number, shard))
-                return shard
-
-            return opened
-
-        return opener
-
-    def _confirming(self, real: Callable[..., None]) -> Callable[..., None]:
-        """`ShardJournal.confirm`, which also notes the calls whose result is durable from then on."""
-
-        def confirm(journal: ShardJournal, flushed: Flushed) -> None:
-            real(journal, flushed)
-            for data in flushed.group.records:
-                if data[1:3] == RETURNED and isinstance(record := decode(data), Returned):
-                    self.tools.finished.add(record.call_id)
-
-        return confirm
 
 
 def _orphan(process: Process) -> None:
