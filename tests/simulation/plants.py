@@ -14,7 +14,7 @@ from types import FunctionType
 from typing import Any
 from unittest import mock
 
-from hermes_spark.agent import approvals, undo
+from hermes_spark.agent import approvals, calls, undo
 from hermes_spark.host import takes
 from hermes_spark.host.calls import Calls
 from hermes_spark.host.effects import EffectRunner
@@ -134,6 +134,15 @@ PLANTS: dict[str, Plant] = {
     ),
     "undo_twice": _plant(
         undo, "next_undo", "undo_id_of(call.id)", 'undo_id_of(call.id) + "again" * (undo is not None)'
+    ),
+    "drop_early_decisions": _plant(approvals, "approval", "if effect == KEPT:", 'if effect == "never":'),
+    "approve_what_nobody_decided": _plant(approvals, "lapsed", "approve=False", "approve=True"),
+    "make_no_undos": _plant(
+        Calls, "undo", "await self._send_again(effect, tool, NOT_UNDONE)", 'ToolResult("ok", "", 1)'
+    ),
+    "fail_at_the_first_resumption": _plant(calls, "resumed", "< RESUMPTIONS", "< 1"),
+    "expire_before_its_time": _plant(
+        Expiry, "_expire", "expire(shard, session_id, self._before_ms", "expire(shard, session_id, 1 << 62"
     ),
     "expire_by_the_last_barrier": _plant(
         Expiry,
