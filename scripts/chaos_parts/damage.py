@@ -56,7 +56,7 @@ def damaged(world: World, kind: str, damage: Callable[[Path], None]) -> None:
     world.start()
     if world.wait_end() == 0:
         return
-    if not any(name in world.last_word() for name in _names(file, state)):
+    if not _is_named(file, state, world.last_word()):
         raise Failed(f"the job ended without naming {file.relative_to(state)}: {world.last_word()}")
     file.parent.mkdir(parents=True, exist_ok=True)  # a shard's next owner removes an empty directory
     file.write_bytes(whole)
@@ -77,12 +77,12 @@ def _largest(state: Path, kind: str) -> Path:
     return files[-1]
 
 
-def _names(file: Path, state: Path) -> list[str]:
-    """How a sentence may name the file: by its path, or a missing journal by its shard."""
-    names = [str(file.relative_to(state))]
-    if names[0].startswith("journal/"):
-        names.append(f"journal of shard {int(file.relative_to(state).parts[1])} is missing")
-    return names
+def _is_named(file: Path, state: Path, sentence: str) -> bool:
+    """Whether a sentence names the file: its directory and its name, or for a missing journal its shard."""
+    place = file.relative_to(state)
+    if str(place.parent) in sentence and place.name in sentence:
+        return True
+    return place.parts[0] == "journal" and f"journal of shard {int(place.parts[1])} is missing" in sentence
 
 
 def _restore(world: World) -> Path:
