@@ -115,6 +115,7 @@ def lose_executor_of_living_host(world: World) -> None:
         if not host.is_running() or host.status() == psutil.STATUS_ZOMBIE:
             raise Failed("the first copy of the host was gone when the second came up")
         world.hit("a second copy of a living host")
+        world.load(files=2)
         world.drain()
     finally:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -195,7 +196,7 @@ KILLS = [
         "a second copy of a host",
         lose_executor_of_living_host,
         master=EXECUTORS,
-        settings=TWO_EXECUTORS | SOON_GIVEN_UP,
+        settings=TWO_EXECUTORS | SOON_GIVEN_UP | {"stop.idle_s": 20},  # the load may be over before the second is up
     ),
     Scenario("a stopped host is replaced and goes on", stop_host, settings={"host.silence_s": 5}),
     Scenario("a stopped driver and host go on after another job took over", stop_job_until_overtaken),
