@@ -6,6 +6,7 @@ from chaos_parts.brokers import BROKERS
 from chaos_parts.damage import DAMAGE
 from chaos_parts.kills import KILLS
 from chaos_parts.points import TASK_FAILS_TWICE, point_scenarios
+from chaos_parts.policies import POLICIES
 from chaos_parts.services import SERVICES
 from chaos_parts.world import Scenario
 
@@ -17,4 +18,4 @@ def quick() -> list[Scenario]:
 
 def everything() -> list[Scenario]:
     """The whole matrix."""
-    return [*quick(), *KILLS, TASK_FAILS_TWICE, *SERVICES, *BROKERS, *DAMAGE]
+    return [*quick(), *KILLS, TASK_FAILS_TWICE, *SERVICES, *BROKERS, *POLICIES, *DAMAGE]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from hermes_spark.streaming.publish import read_table
-from hermes_spark.streaming.table_schemas import TABLES
+
+OF_EVENTS = ("outcomes", "dead_letters", "controls")
+"""The tables with one row for each event."""
 
 Identity = tuple[str, int]
 """An event: its file's name and its line in it."""
@@ -25,8 +27,8 @@ class Counts:
     duplicate_outcomes: int
     """Rows of the sink beyond one per event."""
     finished_calls_rerun: int
-    """Calls that the tool service executed more than once. The tools of a scenario all have the policy `unknown`, under which
-    no call is ever sent again."""
+    """Calls that the tool service executed more than once. Mostly the tools of a scenario all have the policy `unknown`, under
+    which no call is ever sent again; a scenario with others says which calls had finished before its fault."""
     in_flight_unknown: int
     """Calls that were under way at the fault and ended as `unknown`."""
     failed_turns: int
@@ -43,9 +45,16 @@ class Counts:
         return asdict(self)
 
 
-def count(events: set[Identity], sink: Path, executions: Mapping[str, int], since_s: float | None) -> Counts:
-    """Compare what went in with what came out. `since_s` (epoch seconds) is where recovery is counted from."""
-    tables = {name: read_table(sink, name).to_pylist() for name in TABLES}
+def count(
+    events: set[Identity],
+    sink: Path,
+    executions: Mapping[str, int],
+    since_s: float | None,
+    finished: Collection[str] | None = None,
+) -> Counts:
+    """Compare what went in with what came out. `since_s` (epoch seconds) is where recovery is counted from; `finished` are the
+    calls that must not have run again, None: all."""
+    tables = {name: read_table(sink, name).to_pylist() for name in OF_EVENTS}
     rows = [row for table in tables.values() for row in table]
     found = {(row["source_partition"], row["source_offset"]) for row in rows}
     outcomes = tables["outcomes"]
@@ -56,7 +65,9 @@ def count(events: set[Identity], sink: Path, executions: Mapping[str, int], sinc
         outcomes=len(outcomes),
         lost=len(events - found),
         duplicate_outcomes=len(rows) - len(found & events),
-        finished_calls_rerun=sum(times > 1 for times in executions.values()),
+        finished_calls_rerun=sum(
+            times > 1 and (finished is None or call in finished) for call, times in executions.items()
+        ),
         in_flight_unknown=sum(call["status"] == "unknown" for row in outcomes for call in row["calls"]),
         failed_turns=sum(row["status"] != "completed" for row in outcomes),
         recovery_s=round(min(after_s), 2) if after_s else None,

@@ -11,11 +11,10 @@ import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
+from chaos_parts.points import OFTEN
 from chaos_parts.world import SESSIONS, Failed, Scenario, World
-from hermes_spark.streaming.publish import read_table
 
 KINDS = {
     "meta.json": "meta.json",
@@ -23,6 +22,7 @@ KINDS = {
     "commits": "commits/*.json",
     "journal": "journal/*/*/*.log",
     "snapshots": "snapshots/*/*.json",
+    "snapshot files": "snapshots/*/files/*",
     "beats": "beats/*.json",
 }
 """Every kind of object below the state directory, and where its files lie."""
@@ -56,29 +56,33 @@ def damaged(world: World, kind: str, damage: Callable[[Path], None]) -> None:
     world.start()
     if world.wait_end() == 0:
         return
-    if not any(name in world.last_word() for name in _names(file, state)):
+    if not _is_named(file, state, world.last_word()):
         raise Failed(f"the job ended without naming {file.relative_to(state)}: {world.last_word()}")
+    file.parent.mkdir(parents=True, exist_ok=True)  # a shard's next owner removes an empty directory
     file.write_bytes(whole)
     world.drain()
 
 
 def _largest(state: Path, kind: str) -> Path:
     """The newest of the kind's largest files: the one that holds most of what must not be lost."""
-    unknown = {path.name for path in state.iterdir() if not path.name.startswith(".")} - set(KINDS)
+    known = {place.partition("/")[0] for place in KINDS.values()}
+    unknown = {path.name for path in state.iterdir() if not path.name.startswith(".")} - known
     if unknown:
         raise Failed(f"nothing damages {', '.join(sorted(unknown))}: add it to KINDS")
     files = sorted(state.glob(KINDS[kind]))
-    if kind == "journal":
+    if not files:
+        raise Failed(f"the killed job has left no {KINDS[kind]}")
+    if kind in ("journal", "snapshot files"):
         return max(files, key=lambda path: path.stat().st_size)
     return files[-1]
 
 
-def _names(file: Path, state: Path) -> list[str]:
-    """How a sentence may name the file: by its path, or a missing journal by its shard."""
-    names = [str(file.relative_to(state))]
-    if names[0].startswith("journal/"):
-        names.append(f"journal of shard {int(file.relative_to(state).parts[1])} is missing")
-    return names
+def _is_named(file: Path, state: Path, sentence: str) -> bool:
+    """Whether a sentence names the file: its directory and its name, or for a missing journal its shard."""
+    place = file.relative_to(state)
+    if str(place.parent) in sentence and place.name in sentence:
+        return True
+    return place.parts[0] == "journal" and f"journal of shard {int(place.parts[1])} is missing" in sentence
 
 
 def _restore(world: World) -> Path:
@@ -107,7 +111,7 @@ def _run_and_kill(world: World) -> None:
     """Some turns published, more of them under way, and then nothing of the job is left."""
     world.load()
     world.start()
-    world.until(lambda: _published(world) >= SESSIONS, "some outcomes")
+    world.until(lambda: len(world.rows()) >= SESSIONS, "some outcomes")
     world.load(files=2)
     world.mid_batch()
     world.job.kill()
@@ -116,13 +120,8 @@ def _run_and_kill(world: World) -> None:
     world.start_tools(urlsplit(world.tools.url).port or 0)
 
 
-def _published(world: World) -> int:
-    rows: list[dict[str, Any]] = read_table(world.sink, "outcomes").to_pylist()
-    return len(rows)
-
-
 DAMAGE = [
-    Scenario(f"{words} of {kind}", partial(damaged, kind=kind, damage=damage))
+    Scenario(f"{words} of {kind}", partial(damaged, kind=kind, damage=damage), settings=OFTEN)
     for kind in KINDS
     for words, damage in {"a truncated file": cut, "a flipped bit": flip, "a missing file": remove}.items()
 ]

@@ -17,7 +17,13 @@ GONE_S = 5.0
 OVERTAKEN_S = 120.0
 """How long a driver may take to find out that it has been overtaken, and to end."""
 EXECUTORS = "local-cluster[2,4,700]"
-TWO_EXECUTORS = {"hosts": 2, "spark.executor.memory": "600m"}
+TWO_EXECUTORS: dict[str, object] = {"hosts": 2, "spark.executor.memory": "600m"}
+SOON_GIVEN_UP = {
+    "spark.network.timeout": "10s",
+    "spark.network.timeoutInterval": "2s",
+    "spark.executor.heartbeatInterval": "2s",
+}
+"""What makes Spark take a silent executor for lost within seconds."""
 
 
 def _in_the_middle(world: World) -> None:
@@ -97,6 +103,27 @@ def stop_host(world: World) -> None:
     world.drain()
 
 
+def lose_executor_of_living_host(world: World) -> None:
+    """An executor stands still until Spark gives it up and another copy of its host is up elsewhere; the first lives on."""
+    _in_the_middle(world)
+    host = world.host()
+    host_started_s = host.create_time()
+    executor = _parent(_parent(host, "pyspark.daemon"), "CoarseGrainedExecutorBackend")
+    executor.suspend()
+    try:
+        world.until(lambda: world.job.host_pids()[-1] != host.pid, "a second copy of the host")
+        if not host.is_running() or host.status() == psutil.STATUS_ZOMBIE:
+            raise Failed("the first copy of the host was gone when the second came up")
+        world.hit("a second copy of a living host")
+        world.load(files=2)
+        world.drain()
+    finally:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            executor.resume()
+    _expect_gone(host)
+    _sweep(host_started_s)
+
+
 def stop_job_until_overtaken(world: World) -> None:
     """Driver and host stand still, another job takes their place, and they go on: nothing that they do may count any more."""
     _in_the_middle(world)
@@ -108,8 +135,9 @@ def stop_job_until_overtaken(world: World) -> None:
         process.suspend()
     world.hit("SIGSTOP of driver and host")
     try:
-        executed = world.tools.counters()["total"]
         world.start()
+        world.until(lambda: len(_drivers(world)) > 1, "another driver")
+        executed = world.tools.counters()["total"]  # what the first one had under way has ended since
         world.until(lambda: world.tools.counters()["total"] > executed, "calls of the new owner")
     finally:
         for process in stopped:
@@ -121,6 +149,11 @@ def stop_job_until_overtaken(world: World) -> None:
         _expect_gone(process)
     if status == 0:
         raise Failed("the overtaken job ended as if all were well")
+
+
+def _drivers(world: World) -> list[Path]:
+    """One file for each driver that has ever claimed the checkpoint."""
+    return list((world.stack.directory / "checkpoint" / "hermes" / "epochs").glob("*.json"))
 
 
 def _sweep(since_s: float) -> None:
@@ -157,7 +190,13 @@ KILLS = [
         "SIGKILL of an executor",
         kill_executor,
         master=EXECUTORS,
-        settings={"hosts": 2, "spark.executor.memory": "600m"},
+        settings=TWO_EXECUTORS,
+    ),
+    Scenario(
+        "a second copy of a host",
+        lose_executor_of_living_host,
+        master=EXECUTORS,
+        settings=TWO_EXECUTORS | SOON_GIVEN_UP | {"stop.idle_s": 20},  # the load may be over before the second is up
     ),
     Scenario("a stopped host is replaced and goes on", stop_host, settings={"host.silence_s": 5}),
     Scenario("a stopped driver and host go on after another job took over", stop_job_until_overtaken),

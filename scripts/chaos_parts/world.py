@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psutil
 import yaml
 
 from chaos_parts.counts import Counts, Identity, count
+from hermes_spark.streaming.publish import read_table
 from jobs import Job, kill_process, question
 from stack import ROOT, Stack, StackError, ToolService
 
@@ -73,6 +75,8 @@ class World:
         """Of every start, beside those of the scenario."""
         self.executed_before: dict[str, int] = {}
         """By call id, what an earlier tool service of the same checkpoint executed."""
+        self.finished: set[str] | None = None
+        """Calls that had finished before the fault, where others may rightly be executed twice; None: none may."""
         self.fired: list[str] = []
         self.starts = 0
         self.events: set[Identity] = set()
@@ -87,9 +91,13 @@ class World:
         """Put event files where the job reads them; one file is one batch."""
         for _ in range(files):
             numbers = itertools.islice(self._numbers, each)
-            self.job.drop(question(f"s{n % SESSIONS}", QUESTIONS[n % len(QUESTIONS)]) for n in numbers)
-            name = max(path.name for path in self.job.events.iterdir())
-            self.events |= {(name, line) for line in range(each)}
+            self.send(question(f"s{n % SESSIONS}", QUESTIONS[n % len(QUESTIONS)]) for n in numbers)
+
+    def send(self, events: Iterable[dict[str, Any]]) -> None:
+        """Put one event file where the job reads it."""
+        lines = self.job.drop(events)
+        name = max(path.name for path in self.job.events.iterdir())
+        self.events |= {(name, line) for line in range(lines)}
 
     def start(self) -> None:
         """Submit the job, armed as the scenario says; it ends by itself when it is idle."""
@@ -156,6 +164,11 @@ class World:
 
     # ------------------------------------------------------------------ judging
 
+    def rows(self, table: str = "outcomes") -> list[dict[str, Any]]:
+        """What was published in a table of the sink."""
+        rows: list[dict[str, Any]] = read_table(self.sink, table).to_pylist()
+        return rows
+
     def last_word(self) -> str:
         """What the job said last in its log, in its own name if it did."""
         assert self.job.part is not None
@@ -170,7 +183,7 @@ class World:
         since_s = self.fault_s
         if since_s is not None and self.starts > 1 and self._started_s > since_s:
             since_s = self._started_s
-        return count(self.events, self.sink, executions, since_s)
+        return count(self.events, self.sink, executions, since_s, self.finished)
 
     @property
     def fault_s(self) -> float | None:
@@ -229,7 +242,7 @@ def run_scenario(scenario: Scenario, directory: Path, triton: str) -> dict[str, 
     try:
         world = World(stack, triton, scenario)
         scenario.act(world)
-    except (Failed, StackError, psutil.Error) as exc:
+    except (Failed, StackError, OSError, LookupError, psutil.Error) as exc:
         problems.append(f"{type(exc).__name__}: {exc}")
     finally:
         try:

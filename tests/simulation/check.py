@@ -11,10 +11,12 @@ import msgspec
 
 from hermes_spark.errors import HermesError
 from hermes_spark.state.journal import JournalReader, read
-from hermes_spark.state.records import Intent, Position, Record, Rejected, Returned, Taken
+from hermes_spark.state.records import Expired, Position, Record, Rejected, Taken
 from hermes_spark.streaming.commit import Commit
 from hermes_spark.streaming.tables import build_tables
-from simulation.services import answer_of, lookups
+from simulation.fold import misfits
+from simulation.services import answer_of, fails, result_of, wanted_calls
+from simulation.turns import Turns, expired_too_soon, may_give_up
 from simulation.workload import Sent
 from simulation.world import World
 
@@ -24,8 +26,15 @@ TABLE_OF = {
     "reset": "controls",
     "cancel": "controls",
     "repeat": "controls",
+    "approval": "controls",
 }
-SHOWN = {"ok": "", "unknown": "error (unknown outcome): "}
+SHOWN = {
+    "ok": "",
+    "unknown": "error (unknown outcome): ",
+    "timeout": "error (timeout): ",
+    "not_run": "error (not run): ",
+    "denied": "error (denied): ",
+}
 """What the model reads before a result."""
 
 
@@ -37,26 +46,33 @@ def problems(world: World) -> list[str]:
         return [f"the state cannot be read in the end: {exc}"]
 
 
+SLACK_MS = 100
+"""How long an event may be on its way from the source into the batch that is planned next."""
+
+
 class _Check:
     def __init__(self, world: World) -> None:
         self._world = world
         for path in sorted((world.root / "journal").rglob("*.log")):
             world.disk.keep(path)
-        self._executed = {call: len(times) for call, times in world.tools.executed.items()}
         self._journal: list[tuple[int, int, Record]] = [
             (shard, lsn, record)
             for shard in range(world.settings.state.shards)
             for lsn, record in read(world.disk.archive, shard, Position(), None)
         ]
         self._sent = {(sent.partition, sent.offset): sent for sent in world.workload.sent}
+        self._new_again = set(self._forgotten_repeats())
 
     def all(self) -> Iterator[str]:
-        for fault in self._world.troubles.unfired():
+        world = self._world
+        for fault in world.troubles.unfired():
             yield f"a fault did not happen: {fault}"
-        yield from self._world.sink.differences
+        yield from world.sink.differences
         yield from self._published_once()
         yield from self._taken_once()
-        yield from self._calls()
+        yield from misfits(self._journal)
+        yield from Turns(self._journal, world.tools, world.sink.rows("outcomes")).problems()
+        yield from expired_too_soon(self._journal, self._sent, SLACK_MS + 2 * world.spark.skew_ms)
         yield from self._order()
         yield from self._commits()
         yield from self._replay()
@@ -67,7 +83,7 @@ class _Check:
     def _published_once(self) -> Iterator[str]:
         for name in ("outcomes", "dead_letters", "controls"):
             rows = Counter(_place(row) for row in self._world.sink.rows(name))
-            wanted = {place for place, sent in self._sent.items() if TABLE_OF[sent.kind] == name}
+            wanted = {place for place, sent in self._sent.items() if self._table_of(place, sent) == name}
             for place in sorted(wanted - rows.keys()):
                 yield f"lost: {self._sent[place].kind} {place} is not among the {name}"
             for place in sorted(rows.keys() - wanted):
@@ -75,6 +91,22 @@ class _Check:
             for place, count in sorted(rows.items()):
                 if count > 1:
                     yield f"published {count} times: {place} among the {name}"
+
+    def _table_of(self, place: tuple[str, int], sent: Sent) -> str:
+        """Where an event must be; a repeat is a new message when its session was forgotten in between."""
+        return "outcomes" if place in self._new_again else TABLE_OF[sent.kind]
+
+    def _forgotten_repeats(self) -> Iterator[tuple[str, int]]:
+        """The repeats whose session expired after it had taken the event of that id, or that were taken before that one."""
+        known: dict[str, set[str]] = defaultdict(set)
+        for _, _, record in self._journal:
+            if isinstance(record, Expired):
+                known[record.session_id].clear()
+            elif isinstance(record, Taken):
+                sent = self._sent.get(_coordinates(record))
+                if sent is not None and sent.kind == "repeat" and record.event.event_id not in known[sent.session]:
+                    yield _coordinates(record)
+                known[record.session_id].add(record.event.event_id)
 
     def _taken_once(self) -> Iterator[str]:
         taken = Counter(_coordinates(record) for _, _, record in self._journal if isinstance(record, Taken | Rejected))
@@ -97,23 +129,6 @@ class _Check:
             for _, _, r in self._journal
             if isinstance(r, Taken)
         ]
-
-    # ------------------------------------------------------------------ calls
-
-    def _calls(self) -> Iterator[str]:
-        for call, count in sorted(self._executed.items()):
-            if count > 1:
-                yield f"executed {count} times: call {call}"
-        intents = {record.call_id for _, _, record in self._journal if isinstance(record, Intent)}
-        for call in sorted(self._executed.keys() - intents):
-            yield f"executed without an intent in the journal: call {call}"
-        results = Counter(r.call_id for _, _, r in self._journal if isinstance(r, Returned))
-        for record in (r for _, _, r in self._journal if isinstance(r, Returned)):
-            if record.status == "ok" and not self._executed.get(record.call_id):
-                yield f"has a result but was not executed: call {record.call_id}"
-        for call, count in results.items():
-            if count > 1:
-                yield f"has {count} results in the journal: call {call}"
 
     # ------------------------------------------------------------------ commits
 
@@ -150,7 +165,8 @@ class _Check:
                 for lsn, record in readers[shard].read(commit.published.get(shard, Position()), end)
             ]
             for name, table in build_tables(query, commit.batch, records).items():
-                if table.to_pylist() != world.sink.tables[commit.batch, name]:
+                published = world.sink.tables.get((commit.batch, name))  # None: the driver died before
+                if published is not None and table.to_pylist() != published:
                     yield f"a replay of batch {commit.batch} would publish other {name}"
 
     # ------------------------------------------------------------------ what the model was told
@@ -160,39 +176,54 @@ class _Check:
         heard: dict[str, list[str]] = defaultdict(list)
         cancels = {sent.session for sent in self._sent.values() if sent.kind == "cancel"}
         for sent in self._in_order():
+            if isinstance(sent, Expired):
+                heard[sent.session_id].clear()
+                continue
+            place = (sent.partition, sent.offset)
             if sent.kind == "reset":
                 heard[sent.session].clear()
-            if sent.kind != "message":
+            if sent.kind != "message" and place not in self._new_again:
                 continue
             heard[sent.session].append(sent.text)
-            row = outcomes.get((sent.partition, sent.offset))
+            row = outcomes.get(place)
             if row is None:
                 continue
-            allowed = row["status"] == "completed" or (row["status"] == "cancelled" and sent.session in cancels)
-            if not allowed and not row["reason"].startswith("deadline:"):
+            if not self._may_end_so(sent, row, cancelled=sent.session in cancels):
                 yield f"e{sent.number} ended {row['status']}: {row['reason']}"
-            yield from self._one_answer(sent, row, heard[sent.session])
+            yield from _one_answer(sent, row, heard[sent.session])
 
-    def _one_answer(self, sent: Sent, row: dict[str, Any], heard: list[str]) -> Iterator[str]:
-        calls = row["calls"]
-        wanted = [f"e{sent.number}/{step}/{i}" for step, n in enumerate(lookups(sent.text)) for i in range(n)]
-        asked = [msgspec.json.decode(call["arguments"])["q"] for call in calls]
-        if asked != wanted[: len(asked)]:
-            yield f"e{sent.number} asked for {asked} instead of {wanted}"
-        for call, query in zip(calls, asked, strict=True):
-            if call["status"] == "ok" and call["content"] != f"result of {query}":
-                yield f"e{sent.number} was told {call['content']!r} about {query}"
+    def _may_end_so(self, sent: Sent, row: dict[str, Any], *, cancelled: bool) -> bool:
+        kind = row["reason"].partition(":")[0]
         if row["status"] == "completed":
-            shown = [SHOWN.get(call["status"], "error: ") + call["content"] for call in calls]
-            if row["reply"] != answer_of(heard, shown):
-                yield f"e{sent.number} was answered {row['reply']!r} instead of {answer_of(heard, shown)!r}"
+            return not fails(sent.text)
+        if row["status"] == "cancelled":
+            return cancelled
+        if kind == "model_unavailable":
+            return fails(sent.text)
+        return kind == "deadline" or (kind == "resumed" and may_give_up(self._journal, row["turn_id"]))
 
-    def _in_order(self) -> list[Sent]:
-        """The events as sessions lived them: as sent, or, where Spark keeps no order between files, as taken."""
-        if self._world.workload.has_offsets:
-            return self._world.workload.sent
-        taken = [_coordinates(record) for _, _, record in self._journal if isinstance(record, Taken)]
-        return [self._sent[place] for place in dict.fromkeys(taken) if place in self._sent]
+    def _in_order(self) -> Iterator[Sent | Expired]:
+        """The events as sessions lived them, which is as they were taken (`_order` compares that with how they were sent)."""
+        for _, _, record in self._journal:
+            if isinstance(record, Expired):
+                yield record
+            elif isinstance(record, Taken) and (sent := self._sent.get(_coordinates(record))) is not None:
+                yield sent
+
+
+def _one_answer(sent: Sent, row: dict[str, Any], heard: list[str]) -> Iterator[str]:
+    calls = row["calls"]
+    wanted = [call for step in wanted_calls(sent.text) for call in step]
+    asked = [(call["name"], msgspec.json.decode(call["arguments"])["q"]) for call in calls]
+    if asked != wanted[: len(asked)]:
+        yield f"e{sent.number} asked for {asked} instead of {wanted}"
+    for call, (_, q) in zip(calls, asked, strict=True):
+        if call["status"] == "ok" and call["content"] != result_of(q):
+            yield f"e{sent.number} was told {call['content']!r} about {q}"
+    if row["status"] == "completed":
+        shown = [SHOWN.get(call["status"], "error: ") + call["content"] for call in calls]
+        if row["reply"] != answer_of(heard, shown):
+            yield f"e{sent.number} was answered {row['reply']!r} instead of {answer_of(heard, shown)!r}"
 
 
 def _place(row: dict[str, Any]) -> tuple[str, int]:

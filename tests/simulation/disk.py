@@ -13,7 +13,8 @@ import random
 from pathlib import Path
 from typing import Any
 
-from simulation.loop import Killed, Process, SimLoop
+from simulation.loop import SimLoop
+from simulation.processes import Killed, Process
 
 
 class Disk:

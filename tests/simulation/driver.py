@@ -16,16 +16,16 @@ from hermes_spark.streaming.orchestrator import BatchParts, Orchestrator
 from hermes_spark.streaming.ownership import CommittedView, DriverPlace
 from hermes_spark.streaming.pruning import Pruner
 from hermes_spark.streaming.publishing import Publisher
-from simulation.loop import Process
 from simulation.objects import SinkDown
+from simulation.processes import Process
 from simulation.spark import MicroBatches, SimLauncher, SparkFailed
 
 if TYPE_CHECKING:
     from simulation.world import World
 
 HOSTS = 2
-QUIET_BATCHES = 8
-"""So many batches without an event or an open turn, and whatever is still missing is lost."""
+QUIET_BATCHES = 40
+"""So many batches without an event or an open turn, and whatever is still missing is lost; longer than any approval."""
 
 
 class Driver:

@@ -12,7 +12,8 @@ from hermes_spark import errors
 from hermes_spark.errors import HermesError, HostAbsent, HostError
 from hermes_spark.events import Row
 from hermes_spark.host.wire import OfferAnswer, OfferHeader
-from simulation.loop import Process, SimLoop
+from simulation.loop import SimLoop
+from simulation.processes import Process
 
 Serve = Callable[[Any], bytes]
 

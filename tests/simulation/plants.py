@@ -14,10 +14,14 @@ from types import FunctionType
 from typing import Any
 from unittest import mock
 
+from hermes_spark.agent import approvals, calls, undo
 from hermes_spark.host import takes
 from hermes_spark.host.calls import Calls
 from hermes_spark.host.effects import EffectRunner
+from hermes_spark.host.expiry import Expiry
+from hermes_spark.host.shard import Shard
 from hermes_spark.state import journal, takeover
+from hermes_spark.state.journal_reader import JournalReader
 from hermes_spark.state.retention import Retention
 from hermes_spark.streaming import handoff
 from hermes_spark.streaming.pruning import Pruner
@@ -71,6 +75,16 @@ def _prune_to_commit() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def _offsets_only() -> Iterator[None]:
+    """A snapshot is taken for one of this journal when the journal has a record of that number, whatever term it is of."""
+    with (
+        _changed(JournalReader, "_index", "term == position.term", "True"),
+        _changed(JournalReader, "_groups", "mark.position == end", "mark.position.lsn == end.lsn"),
+    ):
+        yield
+
+
 PLANTS: dict[str, Plant] = {
     "seal_after_reading": _plant(
         takeover,
@@ -83,17 +97,71 @@ PLANTS: dict[str, Plant] = {
     ),
     "trust_reader_watermark": _watermark,
     "prune_to_commit": _prune_to_commit,
+    "compare_snapshots_by_offset": _offsets_only,
     "append_behind_seal": _plant(
         journal.TermWriter, "_sync", "if os.fstat(self._fd).st_size != self._size:", "if False:"
     ),
     "send_before_intent_is_durable": _plant(Calls, "_intend", "await self._shard.durable()", "pass"),
+    "send_after_a_pause": _plant(Calls, "_intend", "self._clock_s() - begun_s <= SEND_WITHIN_S", "True"),
     "send_again": _plant(
         EffectRunner,
         "_call",
         "self._calls.settle(effect) if effect.call.status == SENT else self._calls",
         "self._calls",
     ),
+    "forget_the_key": _plant(
+        Calls, "_guarded", "call_id=effect.call.id", 'call_id=effect.call.id + "again" * (effect.call.status == SENT)'
+    ),
+    "send_again_instead_of_asking": _plant(
+        Calls, "settle", 'policy == "idempotent"', 'policy in ("idempotent", "reconcile")'
+    ),
+    "do_not_ask": _plant(Calls, "settle", 'policy == "reconcile"', 'policy == "never"'),
+    "not_run_without_asking": _plant(
+        Calls,
+        "settle",
+        "await self._guarded(self._tools.reconcile, tool, effect)",
+        'ToolResult("not_run", "it was not found", 1)',
+    ),
+    "lose_approvals_on_takeover": _plant(
+        Shard,
+        "fold",
+        "if not isinstance(record, TermStarted | Rejected):",
+        'if not isinstance(record, TermStarted | Rejected) and getattr(record, "effect", "") not in ("taken", "kept"):',
+    ),
+    "count_the_last_decision": _plant(approvals, "effect_of", "call.status != WAITING", "call.status == DONE"),
+    "undo_in_order": _plant(
+        undo, "next_undo", "reversed(turn.past_calls + turn.calls)", "turn.past_calls + turn.calls"
+    ),
+    "undo_twice": _plant(
+        undo, "next_undo", "undo_id_of(call.id)", 'undo_id_of(call.id) + "again" * (undo is not None)'
+    ),
+    "drop_early_decisions": _plant(approvals, "approval", "if effect == KEPT:", 'if effect == "never":'),
+    "approve_what_nobody_decided": _plant(approvals, "lapsed", "approve=False", "approve=True"),
+    "make_no_undos": _plant(
+        Calls, "undo", "await self._send_again(effect, tool, NOT_UNDONE)", 'ToolResult("ok", "", 1)'
+    ),
+    "fail_at_the_first_resumption": _plant(calls, "resumed", "< RESUMPTIONS", "< 1"),
+    "expire_before_its_time": _plant(
+        Expiry, "_expire", "expire(shard, session_id, self._before_ms", "expire(shard, session_id, 1 << 62"
+    ),
+    "expire_by_the_last_barrier": _plant(
+        Expiry,
+        "barrier",
+        "self._before_ms = self._newest_ms",
+        "self._before_ms = max((shard.now_ms() for shard in self._shards()), default=0)",
+    ),
 }
 
-FOCUS: dict[str, list[str]] = {"seal_after_reading": ["second_copy", "second_copy"]}
+FOCUS: dict[str, list[str]] = {
+    "seal_after_reading": ["second_copy"],
+    "acknowledge_before_flush": ["kill_host", "kill_host"],
+    "compare_snapshots_by_offset": ["early_snapshot", "kill_host", "kill_host"],
+    "append_behind_seal": ["point_stop:journal.before_write"] * 2,
+    "send_before_intent_is_durable": ["point_kill:journal.before_write"],
+    "send_after_a_pause": ["point_stop:host.after_intent"] * 2,
+    "send_again_instead_of_asking": ["kill_host", "kill_host"],
+    "do_not_ask": ["kill_host", "kill_host"],
+    "not_run_without_asking": ["kill_host", "kill_host"],
+    "undo_in_order": ["kill_host"],
+}
 """Faults under which a bug shows soonest; without an entry the seed chooses them."""

@@ -13,6 +13,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import FunctionType
 from typing import Any
 from unittest import mock
 
@@ -193,6 +194,23 @@ class _Answer:
         return self._task.result()
 
 
+def _clocks_by_default(sim: SimTime) -> Iterator[tuple[FunctionType, tuple[Any, ...]]]:
+    """Functions of the package that take a clock which is by default that of `time`, with their defaults on simulated time.
+
+    A default is bound when its module is loaded, long before `time` is replaced there.
+    """
+    clocks = {time.time: sim.time, time.monotonic: sim.monotonic, time.perf_counter: sim.perf_counter}
+    for name, module in list(sys.modules.items()):
+        owners = [module, *(value for value in vars(module).values() if isinstance(value, type))]
+        for owner in owners if name.startswith("hermes_spark.") else ():
+            for function in vars(owner).values():
+                if not isinstance(function, FunctionType) or function.__module__ != name:
+                    continue
+                defaults = function.__defaults__ or ()
+                if any(callable(value) and value in clocks for value in defaults):
+                    yield function, tuple(clocks.get(value, value) if callable(value) else value for value in defaults)
+
+
 @contextlib.contextmanager
 def machine(
     loop: SimLoop, disk: Disk, network: Network, point: Callable[[str], None], rng: random.Random
@@ -214,6 +232,8 @@ def machine(
             for name, real, stand_in in stand_ins:
                 if getattr(module, name, None) is real:
                     patches.enter_context(mock.patch.object(module, name, stand_in))
+        for function, defaults in _clocks_by_default(SimTime(loop)):
+            patches.enter_context(mock.patch.object(function, "__defaults__", defaults))
         patches.enter_context(mock.patch.object(faults, "point", point))
         patches.enter_context(
             mock.patch.object(asyncio, "run_coroutine_threadsafe", lambda coro, _: _Answer(loop, coro))

@@ -13,8 +13,9 @@ import pyarrow as pa
 from hermes_spark.errors import HermesError
 from hermes_spark.host.wire import HostExit
 from hermes_spark.streaming.rows import INTAKE_SCHEMA
-from simulation.loop import Process, SimLoop
+from simulation.loop import SimLoop
 from simulation.objects import Objects
+from simulation.processes import Process
 from simulation.workload import Workload
 
 ATTEMPTS = 4
@@ -102,13 +103,15 @@ class SimSpark:
         self.doomed_tasks = 0
         """So many tasks to come are lost while they run; half of them live on unseen."""
         self.lost_tasks = 0
+        self.skew_ms = 3000
+        """How far the clock of a process may be off."""
         self.slow_hosts = 0
         """So many hosts to come have a very slow disk."""
 
     def process(self, kind: str) -> Process:
         self._number += 1
         process = self.loop.process(f"{kind}-{self._number}")
-        process.skew_ms = self.rng.randint(-3000, 3000)
+        process.skew_ms = self.rng.randint(-self.skew_ms, self.skew_ms)
         process.slowness = self.rng.choice((0.2, 1.0, 1.0, 5.0))
         if kind == "host" and self.slow_hosts:
             self.slow_hosts -= 1

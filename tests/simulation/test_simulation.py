@@ -9,7 +9,7 @@ import pytest
 
 from simulation.plants import FOCUS, PLANTS
 from simulation.run import Report, quiet_log, run_seed
-from simulation.trouble import DRIVER_POINTS, HOST_POINTS, KINDS
+from simulation.trouble import DRIVER_POINTS, HOST_POINTS, KINDS, RARE
 
 SEEDS = 200
 
@@ -48,7 +48,7 @@ def test_a_planted_bug_is_found(plant: str) -> None:
     pytest.fail(f"{plant} was not found within {SEEDS} seeds")
 
 
-@pytest.mark.parametrize("kind", sorted(set(KINDS)))
+@pytest.mark.parametrize("kind", sorted({*KINDS, *RARE}))
 def test_every_kind_of_fault_happens_and_is_survived(kind: str) -> None:
     report = run_seed(1000, kinds=[kind])
     assert report.problems == []

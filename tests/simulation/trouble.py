@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
-from simulation.loop import Killed, Process
+from simulation.processes import Killed, Process
 
 if TYPE_CHECKING:
     from simulation.world import World
@@ -38,19 +38,26 @@ KINDS = (
     "point_stop",
 )
 
+RARE = ("early_snapshot",)
+"""Kinds that are only chosen by name: no part of the service does such a thing unless it is broken."""
+
 
 class Fault:
     """One planned fault."""
 
     def __init__(self, rng: random.Random, kind: str) -> None:
-        self.kind, self._rng = kind, rng
+        """`kind` may name the crash point, as in `point_stop:host.after_intent`; otherwise chance chooses one."""
+        self.kind, _, place = kind.partition(":")
+        self._rng = rng
         self.at_s = rng.uniform(0.8, 6.0)
         self.lasts_s = rng.choice((rng.uniform(0.1, 2), rng.uniform(2, 30)))
         self.point = ""
         self.passes = 0
-        if kind.startswith("point"):
-            self.point = rng.choice(HOST_POINTS + DRIVER_POINTS)
+        if self.kind.startswith("point"):
+            self.point = place or rng.choice(HOST_POINTS + DRIVER_POINTS)
             self.passes = rng.randint(1, 3 if self.point in DRIVER_POINTS else 12)
+        elif self.kind == "early_snapshot":
+            self.point, self.passes = "journal.before_write", rng.randint(1, 8)
         self.left = self.passes
         self.fired = self.healed = False
 
@@ -91,7 +98,9 @@ class Troubles:
 
     def _strike(self, fault: Fault, process: Process) -> None:
         world = self._world
-        if fault.kind == "point_kill":
+        if fault.kind == "early_snapshot":
+            world.snapshot_early(process)
+        if fault.kind != "point_stop":
             world.kill(process)
             self._heal_later(fault, 0.0)
             raise Killed

@@ -16,11 +16,19 @@ class Sent(msgspec.Struct):
     partition: str
     offset: int
     kind: str
-    """`message`, `reset`, `cancel`, `repeat` or `bad`."""
+    """`message`, `reset`, `cancel`, `repeat`, `approval` or `bad`."""
     session: str
     text: str
     value: bytes
     at_s: float
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """A call that somebody is to decide about."""
+
+    session: str
+    turn: str
+    call: str
 
 
 class Workload:
@@ -65,13 +73,14 @@ class Workload:
 
     def _append(self, partition: str, session: str, now_s: float, file: list[Sent] | None) -> None:
         rows = self._partitions[partition] if file is None else file
-        number, rng = len(self.sent), self._rng
+        rng = self._rng
         kind = rng.choices(("message", "reset", "cancel", "repeat", "bad"), (80, 5, 5, 5, 5))[0]
         known = [sent for sent in self.sent if sent.session == session and sent.kind == "message"]
         if kind == "repeat" and (not known or known[-1].partition != partition):
             kind = "message"
-        steps = ",".join(str(rng.randint(1, 2)) for _ in range(rng.choices((0, 1, 2), (3, 5, 2))[0]))
-        text = f"e{number} steps={steps}"
+        number = len(self.sent)
+        steps = ",".join("".join(rng.choices("lirgb", k=rng.randint(1, 2))) for _ in range(rng.choice((0, 1, 1, 2))))
+        text = f"e{number} steps={steps}" + (" fail" if steps and rng.random() < 0.2 else "")
         body: dict[str, Any] = {"session_id": session, "event_id": f"id-{number}"}
         if kind == "repeat":
             body |= {"event_id": f"id-{known[-1].number}", "messages": [{"role": "user", "content": text}]}
@@ -81,7 +90,21 @@ class Workload:
             body |= {"messages": "none of it"}
         else:
             body["type"] = kind
+        self._add(rows, Sent(number, partition, len(rows), kind, session, text, json.dumps(body).encode(), now_s))
+
+    def decide(self, call: Asked, decision: str, now_s: float) -> None:
+        """One more row, or one more file: somebody approves or denies a call."""
+        number, partition = len(self.sent), f"load-{self._sessions.index(call.session) % 2}"
+        if self.has_offsets:
+            rows = self._partitions[partition]
+        else:
+            partition = f"file-{len(self.files)}"
+            self.files.append(rows := [])
+        body = {"session_id": call.session, "event_id": f"id-{number}", "type": "approval", "decision": decision}
+        body |= {"turn_id": call.turn, "call_id": call.call, "by": "kim"}
         value = json.dumps(body).encode()
-        sent = Sent(number, partition, len(rows), kind, session, text, value, now_s)
+        self._add(rows, Sent(number, partition, len(rows), "approval", call.session, call.call, value, now_s))
+
+    def _add(self, rows: list[Sent], sent: Sent) -> None:
         rows.append(sent)
         self.sent.append(sent)

@@ -9,41 +9,33 @@ Not simulated: Flight, the JVM, RocksDB (a dict), and names in directories that 
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import random
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 from hermes_spark.app import host as app
 from hermes_spark.errors import HermesError
+from hermes_spark.host.shard import Capture, Shard
 from hermes_spark.host.wire import HostExit, HostPayload, unpack
-from hermes_spark.settings import (
-    HostSettings,
-    IntakeSettings,
-    Settings,
-    SinkSettings,
-    SnapshotSettings,
-    SourceSettings,
-    StateSettings,
-)
 from hermes_spark.settings import from_json as settings_from_json
-from hermes_spark.state.memory import MemoryStore
-from hermes_spark.streaming import handoff
+from hermes_spark.state.records import Position
+from hermes_spark.state.snapshots import ShardSnapshots
+from simulation.approver import Approver
 from simulation.disk import Disk
 from simulation.driver import Driver
-from simulation.loop import Process, SimLoop
-from simulation.network import Network, wire
+from simulation.loop import SimLoop
+from simulation.network import Network
 from simulation.objects import Objects, SimSink
+from simulation.processes import Process
 from simulation.seams import machine
-from simulation.services import SimModel, SimToolCaller, Tools, registry
+from simulation.services import Tools
 from simulation.spark import HostTask, SimLauncher, SimSpark
 from simulation.trouble import KINDS, Troubles
+from simulation.wiring import services, settings_of
 from simulation.workload import Workload
 
 LIMIT_S = 900.0
@@ -51,6 +43,8 @@ LIMIT_S = 900.0
 BACKLOG = 20
 """Events that wait for their outcome; no more are added above it, or a slow machine would never be done."""
 MEMORY = Path("/dev/shm")
+ANSWERS = ("outcomes", "dead_letters", "controls")
+"""The tables that have one row for every event."""
 
 
 class World:
@@ -69,13 +63,18 @@ class World:
         self.checkpoint = Objects(self.loop, random.Random(f"checkpoint {seed}"))
         self.sink = SimSink(self.loop, random.Random(f"sink {seed}"))
         self.spark = SimSpark(self.loop, random.Random(f"spark {seed}"), keeps_order=False)
+        self.spark.skew_ms = rng.choice((0, 3000))
         self.tools = Tools(self.loop, random.Random(f"tools {seed}"))
         kinds = rng.choices(KINDS, k=rng.randint(1, 4)) if kinds is None else kinds
-        self.settings = self._settings(kinds)
+        self.settings = settings_of(rng, kinds, root=self.root, has_offsets=self.workload.has_offsets)
         self.drivers: list[Driver] = []
         self._events_left = rng.randint(6, 14)
         self._digest = hashlib.sha256()
         self.troubles = Troubles(self, random.Random(f"troubles {seed}"), kinds)
+        self.approver = Approver(self, random.Random(f"approver {seed}"))
+        self.sink.asked = self.approver.asked
+        self.opened: list[tuple[Process, int, Shard]] = []
+        """Every shard that any host has opened, with its number."""
 
     @property
     def digest(self) -> str:
@@ -85,7 +84,7 @@ class World:
     def run(self) -> None:
         """Let it all happen. Raises `Stuck`, and any error that no process expected."""
         rng = random.Random(f"chance {self.seed}")
-        with machine(self.loop, self.disk, self.network, self.troubles.pass_point, rng), self._services():
+        with machine(self.loop, self.disk, self.network, self.troubles.pass_point, rng), services(self):
             try:
                 self._at(0.0, self._feed)
                 self._at(0.0, self.ensure_driver)
@@ -137,6 +136,17 @@ class World:
             if process is not self.loop.root:
                 self.kill(process)
         return self.disk.cut_power()
+
+    def snapshot_early(self, host: Process) -> None:
+        """Store snapshots of a host's shards as they were appended, at positions that are not durable, and may never be."""
+        for process, number, shard in self.opened:
+            if process is host and shard.journal.dirty:
+                position = Position(shard.journal.appended_lsn, shard.journal.position().term)
+                scratch = self.root / "early" / str(position.lsn)
+                shard.sessions.checkpoint(scratch)
+                contents = Capture(position, *shard._look()).contents()
+                ShardSnapshots(self.state, number).write(scratch, contents, position, 0)
+                self.log("early snapshot of shard", number, "at", position.lsn)
 
     def report_lost(self, process: Process) -> None:
         """Let the driver believe that a host is gone."""
@@ -194,13 +204,19 @@ class World:
     def burst(self) -> None:
         """Some events at once, so that a fault finds work under way."""
         for _ in range(3):
-            self.workload.add(self.loop.time())
+            self._add()
+
+    def _add(self) -> None:
+        before = len(self.workload.sent)
+        self.workload.add(self.loop.time())
+        for sent in self.workload.sent[before:]:
+            self.approver.foresee(sent)
 
     def _feed(self) -> None:
         """Events come until all faults have happened."""
         self._events_left -= 1
         if len(self.workload.sent) - self._published() < BACKLOG:
-            self.workload.add(self.loop.time())
+            self._add()
         if self._events_left > 0 or not self.troubles.over:
             gap = self.rng.uniform(0.05, 1.0) if self._events_left > 0 else self.rng.uniform(1.0, 4.0)
             self._at(gap, self._feed)
@@ -218,46 +234,10 @@ class World:
         return any(driver.is_done(self.workload.end()) for driver in awake)
 
     def _published(self) -> int:
-        return sum(len(rows) for rows in self.sink.tables.values())
+        return sum(len(rows) for (_, name), rows in self.sink.tables.items() if name in ANSWERS)
 
     def _at(self, delay_s: float, callback: Callable[..., Any], *args: Any) -> None:
         self.loop.call_later(delay_s, callback, *args, context=self.loop.root.context())
-
-    def _settings(self, kinds: list[str]) -> Settings:
-        rng = self.rng
-        tasks_only = "lose_task" in kinds or rng.random() < 0.5
-        return Settings(
-            hosts=2,
-            checkpoint="/checkpoint",
-            source=SourceSettings(kind="load" if self.workload.has_offsets else "files", path="/events"),
-            host=HostSettings(address="host", restart_timeout_s=5.0, max_open_turns=rng.choice((2, 1024))),
-            intake=IntakeSettings(chunk_rows=rng.choice((2, 256)), driver_rows=0 if tasks_only else 256),
-            state=StateSettings(
-                shards=rng.randint(2, 4),
-                local_path=f"{self.root}/local",
-                journal_file_bytes=rng.choice((1500, 8_388_608)),
-            ),
-            snapshot=SnapshotSettings(every_commits=rng.choice((2, 300)), every_records=rng.choice((10, 5000))),
-            sink=SinkSettings(publish_interval_ms=rng.choice((0, 1000))),
-        )
-
-    @contextlib.contextmanager
-    def _services(self) -> Iterator[None]:
-        stand_ins = {
-            "Registry": SimpleNamespace(parse=lambda text, settings: registry()),
-            "tokenizer_of": lambda settings: None,
-            "TritonModel": lambda *_: SimModel(self.tools.rng),
-            "HttpToolCaller": lambda settings: SimToolCaller(self.tools),
-            "RocksStore": lambda path, **_: MemoryStore.load(path),
-            "Storage": SimpleNamespace(at=lambda location: self.state),
-            "RocksMemory": lambda *_: None,
-            "gc": SimpleNamespace(freeze=lambda: None),
-        }
-        with contextlib.ExitStack() as patches:
-            for name, stand_in in stand_ins.items():
-                patches.enter_context(mock.patch.object(app, name, stand_in))
-            patches.enter_context(mock.patch.object(handoff, "connected", wire(self.network)["WireClient"]))
-            yield
 
 
 def _orphan(process: Process) -> None:

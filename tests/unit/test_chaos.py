@@ -75,6 +75,12 @@ def test_a_call_that_ran_twice_is_seen(publish: Callable[..., Path]) -> None:
     assert (counts.right, counts.finished_calls_rerun) == (False, 1)
 
 
+def test_a_call_that_was_under_way_may_run_twice_where_the_scenario_says_so(publish: Callable[..., Path]) -> None:
+    sink = publish(outcome(0, 1), outcome(1, 2))
+    assert count(EVENTS, sink, {"a": 1, "b": 2}, None, finished={"a"}).right
+    assert count(EVENTS, sink, {"a": 2, "b": 2}, None, finished={"a"}).finished_calls_rerun == 1
+
+
 class Quiet:
     """A world in which everything is right, and only some faults fired."""
 

@@ -141,3 +141,13 @@ async def test_letting_go_of_what_it_does_not_own_is_nothing(owner: TwoShards) -
     await owner.act("release", Release((0, 7)))
     await owner.act("release", Release((0,)))
     assert [at.shard for at in unpack(await owner.act("barrier"), Barrier).positions] == [1]
+
+
+async def test_a_host_that_ends_meanwhile_has_let_go(owner: TwoShards) -> None:
+    async with owner.host._flusher.exclusive():
+        releasing = asyncio.create_task(owner.host._release((0,)))
+        await asyncio.sleep(0)
+        ending = asyncio.create_task(owner.host._let_go())  # behind it in the queue for the flusher, and first to drop
+        await asyncio.sleep(0)
+    await asyncio.wait_for(asyncio.gather(releasing, ending), 10)
+    assert owner.host._shards() == []

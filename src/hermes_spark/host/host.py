@@ -269,9 +269,11 @@ class AgentHost:
         return [shard for _, shard, _ in self._owned.values()]
 
     def _drop(self, number: int) -> None:
-        _, shard, runner = self._owned.pop(number)
-        runner.close()
-        shard.close()
+        """Close a shard, if whoever ends the host has not done so while the caller waited for the flusher."""
+        if number in self._owned:
+            _, shard, runner = self._owned.pop(number)
+            runner.close()
+            shard.close()
 
     async def _let_go(self) -> None:
         """Flush once more, then close everything. Called at the end, whatever the reason."""
