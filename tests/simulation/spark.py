@@ -20,6 +20,8 @@ from simulation.workload import Workload
 
 ATTEMPTS = 4
 """Attempts of a task before its job fails."""
+SLOW_S = 60.0
+"""How long a very slow disk stays so: enough to open shards meanwhile. For ever, and a write of four seconds takes eighty."""
 
 
 class SparkFailed(Exception):
@@ -106,7 +108,7 @@ class SimSpark:
         self.skew_ms = 3000
         """How far the clock of a process may be off."""
         self.slow_hosts = 0
-        """So many hosts to come have a very slow disk."""
+        """So many hosts to come have a very slow disk, for a while."""
 
     def process(self, kind: str) -> Process:
         self._number += 1
@@ -115,7 +117,8 @@ class SimSpark:
         process.slowness = self.rng.choice((0.2, 1.0, 1.0, 5.0))
         if kind == "host" and self.slow_hosts:
             self.slow_hosts -= 1
-            process.slowness = 20.0
+            usual, process.slowness = process.slowness, 20.0
+            self.loop.call_later(SLOW_S, setattr, process, "slowness", usual, context=self.loop.root.context())
         return process
 
     def job(self, task: Callable[..., Iterator[pa.RecordBatch]], splits: list[Any]) -> list[Any]:
