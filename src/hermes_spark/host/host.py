@@ -95,11 +95,10 @@ class AgentHost:
             self._payload.address or local_address(self._payload.driver), self._payload.token, self, self._wire
         )
         self._address = server.address
-        flushing = self._loop.create_task(self._flusher.run())
-        flushing.add_done_callback(self._task_ended)
+        flushing, expiring = (self._loop.create_task(part.run()) for part in (self._flusher, self._expiry))
+        for task in (flushing, expiring):
+            task.add_done_callback(self._task_ended)
         watching = self._loop.create_task(self._watch_parent(parent))
-        expiring = self._loop.create_task(self._expiry.run())
-        expiring.add_done_callback(self._task_ended)
         self._loop.add_signal_handler(signal.SIGHUP, self._hang_up)
         try:
             await self._loop.run_in_executor(None, register, self._payload, server.address, self._wire)
