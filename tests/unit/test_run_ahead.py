@@ -84,13 +84,13 @@ class Stage:
     def __init__(self, settings: Settings = SETTINGS) -> None:
         self.reader = ScriptedReader([])
         self.lanes = ScriptedLanes()
-        self.ahead = RunAhead(settings, self.lanes, lambda deliver: self.reader)
+        self.ahead = RunAhead(settings, self.lanes, lambda deliver: self.reader, lambda task: None)
 
     async def order(self, end=0, *, owner=HERE, partition=P, **fields):
         owners = {shard: owner for shard in range(SHARDS)} if owner else {}
         return await self.ahead.order(AheadOrder({partition: end}, owners, {}, **fields))
 
-    async def deliver(self, start, stop, generation=0):
+    async def deliver(self, start, stop, generation=1):
         """As the reader's thread does; one session."""
         await asyncio.to_thread(self.ahead.deliver, P, (start, stop), generation, rows(start, stop))
 
@@ -116,7 +116,7 @@ async def until(condition):
 
 async def test_reading_begins_where_the_commit_ends_and_events_go_to_their_owner(stage):
     report = await stage.order(7)
-    assert stage.reader.told == [("read", P, 7, 0)]
+    assert stage.reader.told == [("read", P, 7, 1)]
     assert report.covered == {P: 7}
     await stage.deliver(7, 10)
     [(address, put)] = stage.lanes.puts
@@ -146,10 +146,10 @@ async def test_what_nobody_takes_is_read_again_and_the_order_is_kept(stage):
     stage.lanes.answer(NOBODY)
     stage.lanes.answer(0)  # the second leaves a gap
     assert (await stage.order()).covered == {P: 0}
-    await until(lambda: stage.reader.told[-1] == ("read", P, 0, 1))
-    await stage.deliver(5, 6, generation=0)  # still of the first reading
+    await until(lambda: stage.reader.told[-1] == ("read", P, 0, 2))
+    await stage.deliver(5, 6, generation=1)  # still of the first reading
     assert stage.lanes.puts == []
-    await stage.deliver(0, 6, generation=1)
+    await stage.deliver(0, 6, generation=2)
     [(_, put)] = stage.lanes.puts
     assert (put.start, put.stop, len(put.rows)) == (0, 6, 6)
 
@@ -158,7 +158,7 @@ async def test_an_event_without_an_owner_is_read_again(stage):
     await stage.order(owner="")
     await stage.deliver(0, 1)
     assert stage.lanes.puts == []
-    await until(lambda: stage.reader.told[-1] == ("read", P, 0, 1))
+    await until(lambda: stage.reader.told[-1] == ("read", P, 0, 2))
 
 
 async def test_reading_stands_still_at_its_bound_and_goes_on_after_a_commit(stage):
@@ -173,7 +173,7 @@ async def test_reading_stands_still_at_its_bound_and_goes_on_after_a_commit(stag
 async def test_a_commit_ahead_of_the_reading_moves_it(stage):
     await stage.order()
     await stage.order(50)
-    assert stage.reader.told[-1] == ("read", P, 50, 1)
+    assert stage.reader.told[-1] == ("read", P, 50, 2)
     assert (await stage.order(50)).covered == {P: 50}
 
 
@@ -188,13 +188,35 @@ async def test_a_partition_that_is_another_hosts_now_is_dropped(stage):
     assert stage.lanes.puts == []
 
 
+async def test_what_was_read_before_a_partition_was_given_back_counts_no_more(stage):
+    """A chunk may wait for room while its partition is dropped, given back, and read from the commit again."""
+    await stage.order()
+    await stage.deliver(0, 5)
+    await stage.order(partition="t-1")
+    await stage.order()
+    stage.lanes.answer(NOBODY)
+    await stage.deliver(5, 9, generation=1)
+    assert stage.lanes.puts == []
+    assert (await stage.order()).covered == {P: 0}
+    await stage.deliver(0, 9, generation=3)
+    assert [(put.start, put.stop, len(put.rows)) for _, put in stage.lanes.puts] == [(0, 9, 9)]
+
+
+async def test_an_order_to_read_nothing_takes_back_what_waits_in_lanes(stage):
+    await stage.order()
+    await stage.deliver(0, 5)
+    await stage.ahead.order(AheadOrder({}, dict.fromkeys(range(SHARDS), HERE), {}))
+    assert stage.lanes.closed == [HERE]
+    assert stage.lanes.puts == []
+
+
 async def test_the_way_to_an_owner_that_is_gone_is_closed_and_its_events_are_read_again(stage):
     await stage.order()
     await stage.deliver(0, 2)
     await stage.order(owner=THERE)
     assert stage.lanes.closed == [HERE]
-    await until(lambda: stage.reader.told[-1] == ("read", P, 0, 1))
-    await stage.deliver(0, 2, generation=1)
+    await until(lambda: stage.reader.told[-1] == ("read", P, 0, 2))
+    await stage.deliver(0, 2, generation=2)
     assert [address for address, _ in stage.lanes.puts] == [THERE]
 
 
@@ -216,7 +238,7 @@ async def test_a_host_that_ends_lets_its_reader_go(monkeypatch):
     stage = Stage()
     await stage.order()
     await stage.deliver(0, 2)
-    blocked = threading.Thread(target=stage.ahead.deliver, args=(P, (2, 4), 0, rows(2, 4)))
+    blocked = threading.Thread(target=stage.ahead.deliver, args=(P, (2, 4), 1, rows(2, 4)))
     blocked.start()
     await asyncio.wait_for(stage.ahead.close(), 10)
     await asyncio.to_thread(blocked.join, 10)

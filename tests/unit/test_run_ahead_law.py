@@ -63,6 +63,11 @@ class World:
         self.chunks: list[Chunk] = []
         """Read, and not yet looked at: some follow an older order."""
         self.committed = 0
+        self.generation = 0
+
+    def seek(self, offset: int) -> None:
+        self.generation += 1
+        self.cursor.seek(offset, self.generation)
 
     def rows(self, start: int, stop: int) -> tuple[Row, ...]:
         return tuple(Row(Coordinates(PARTITION, o), 0, b"") for o in self.offsets if start <= o < stop)
@@ -100,7 +105,7 @@ class World:
 
     def go_back(self) -> None:
         if (offset := self.cursor.back_to()) is not None:
-            self.cursor.seek(offset)
+            self.seek(offset)
 
     def hand_over(self) -> None:
         """A batch: all its rows are offered, then it is committed; the reader may hear of it late."""
@@ -111,7 +116,7 @@ class World:
             self.owners[self.shard_of[offset]].take(offset, span)
         self.committed = stop
         if self.chance.random() < 0.7 and self.cursor.committed(stop):
-            self.cursor.seek(self.cursor.floor)
+            self.seek(self.cursor.floor)
 
     def skip_to_covered(self) -> None:
         """A batch of which everything is covered is committed without being offered."""
@@ -124,7 +129,11 @@ class World:
         self.chance.choice(self.owners).restart(self.committed)
 
     def crash_reader(self) -> None:
-        self.cursor, self.chunks = Cursor(PARTITION, self.committed), []
+        # What it had read may still be on its way: as after a partition that was dropped and given back.
+        self.cursor = Cursor(PARTITION, self.committed)
+        self.seek(self.committed)
+        if self.chance.random() < 0.5:
+            self.chunks.clear()
         for lane in self.lanes:
             if self.chance.random() < 0.5:
                 lane.clear()

@@ -114,6 +114,8 @@ def run_job(spark: SparkSession, settings: Settings) -> Ended:
         claim.keep_beating(fleet.fail)
         parts = _batch_parts(settings, claim, fleet, commits, slots.tasks, topic)
         ending.callback(parts.pruner.close)
+        if parts.ahead is not None:
+            ending.callback(parts.ahead.close)
         ending.callback(fleet.stop)
         fleet.start(slots.hosts, settings.state.shards, _view(commits.last()), slots.at_first)
         orchestrator = Orchestrator(parts)

@@ -84,8 +84,8 @@ async def _run_host(payload: HostPayload, settings: Settings) -> HostExit:
 
     rules = ShardRules(payload.query_id, settings, registry, _now_ms)
 
-    def run_ahead(lanes: Lanes) -> RunAhead:
-        return RunAhead(settings, lanes, partial(_kafka_reader, settings))
+    def run_ahead(lanes: Lanes, lane_ended: Callable[[asyncio.Task[None]], None]) -> RunAhead:
+        return RunAhead(settings, lanes, partial(_kafka_reader, settings), lane_ended)
 
     early = EarlyOutcomes(_KafkaOutcomes(payload.query_id, settings)) if settings.sink.kafka.mode == "early" else None
     return await AgentHost(payload, services, _shard_opener(payload, rules), run_ahead, early).run()

@@ -62,10 +62,18 @@ Deliver = Callable[[str, tuple[int, int], int, Sequence[Row]], None]
 class RunAhead:
     """The reading of one host. Made and used on its loop, except `deliver`."""
 
-    def __init__(self, settings: Settings, lanes: Lanes, make_reader: Callable[[Deliver], Reader]) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        lanes: Lanes,
+        make_reader: Callable[[Deliver], Reader],
+        lane_ended: Callable[[asyncio.Task[None]], None],
+    ) -> None:
+        """`lane_ended`: hears of a lane's task that has ended, which without being cancelled it must not."""
         self._settings = settings
         self._lane_maker = lanes
         self._make_reader = make_reader
+        self._lane_ended = lane_ended
         self._loop = asyncio.get_running_loop()
         self._reader: Reader | None = None
         self._cursors: dict[str, Cursor] = {}
@@ -76,6 +84,8 @@ class RunAhead:
         self._terms: Mapping[int, TermId] = {}
         self._lanes: dict[str, tuple[Lane, asyncio.Task[None]]] = {}
         self._open_bytes = 0
+        self._generation = 0
+        """Of the newest order to the reader."""
         self._moved = asyncio.Event()
         """Something was answered: coverage or room may have changed."""
         self._closed = False
@@ -93,7 +103,8 @@ class RunAhead:
             self._drop(partition)
         for partition, end in order.partitions.items():
             self._follow(partition, end)
-        await self._end_lanes(set(self._lanes) - set(order.owners.values()))
+        # Told to read nothing, the host offers nothing either: what waits in a lane has opened no turn yet.
+        await self._end_lanes(set(self._lanes) - (set(order.owners.values()) if order.partitions else set()))
         await self._covered(order.wanted, order.wait_s)
         return AheadReport({name: cursor.covered() for name, cursor in self._cursors.items()}, self.taken)
 
@@ -122,9 +133,9 @@ class RunAhead:
         cursor = self._cursors.get(partition)
         if cursor is None:
             self._cursors[partition] = cursor = Cursor(partition, end)
-            self._read(cursor, cursor.position, cursor.generation)
+            self._read(cursor, end)
         elif cursor.committed(end):
-            self._read(cursor, cursor.floor, cursor.seek(cursor.floor))
+            self._read(cursor, cursor.floor)
         self._hold_or_not(cursor)
 
     def _drop(self, partition: str) -> None:
@@ -135,10 +146,13 @@ class RunAhead:
         if self._reader is not None:
             self._reader.drop(partition)
 
-    def _read(self, cursor: Cursor, offset: int, generation: int) -> None:
+    def _read(self, cursor: Cursor, offset: int) -> None:
+        # Of the whole host, not of the cursor: a chunk may wait while its partition is dropped and given back.
+        self._generation += 1
+        cursor.seek(offset, self._generation)
+        self._held.discard(cursor.partition)
         if self._reader is not None:
-            self._held.discard(cursor.partition)
-            self._reader.read(cursor.partition, offset, generation)
+            self._reader.read(cursor.partition, offset, self._generation)
 
     def _hold_or_not(self, cursor: Cursor) -> None:
         held = cursor.position - cursor.floor >= self._settings.run_ahead.max_records
@@ -170,6 +184,7 @@ class RunAhead:
             lane = self._lane_maker.to(address, self._answered)
             lane.terms = self._terms
             self._lanes[address] = (lane, self._loop.create_task(lane.run()))
+            self._lanes[address][1].add_done_callback(self._lane_ended)
         self._lanes[address][0].add(put)
 
     def _answered(self, put: Put, wanted: int) -> None:
@@ -194,11 +209,13 @@ class RunAhead:
         cursor = self._cursors[partition]
         if (offset := cursor.back_to()) is not None:
             log.debug("%s is read again from offset %d", partition, offset)
-            self._read(cursor, offset, cursor.seek(offset))
+            self._read(cursor, offset)
 
     async def _end_lanes(self, addresses: set[str]) -> None:
         for address in addresses:
-            lane, task = self._lanes.pop(address)
+            lane, task = self._lanes.pop(address, (None, None))
+            if lane is None or task is None:
+                continue  # an order that overtook this one has ended it
             task.cancel()
             await asyncio.wait([task])
             await lane.close()

@@ -46,9 +46,10 @@ class Put(msgspec.Struct, frozen=True, eq=False):
 class Cursor:
     """One partition, from the end of a commit on."""
 
-    def __init__(self, partition: str, start: int) -> None:
+    def __init__(self, partition: str, start: int, generation: int = 0) -> None:
         self.partition = partition
-        self.generation = 0
+        self.generation = generation
+        """Of the chunks that count."""
         self.position = start
         """Where reading goes on."""
         self.floor = start
@@ -63,7 +64,7 @@ class Cursor:
 
     def read(self, chunk: Chunk, routed: Iterable[tuple[int, Row]]) -> list[Put]:
         """What is to be put of a chunk, whose rows come with their shards; nothing of one that follows an older order."""
-        if chunk.generation != self.generation:
+        if chunk.generation != self.generation or chunk.start != self.position:
             return []
         fresh: dict[int, list[Row]] = {}
         for shard, row in routed:
@@ -112,11 +113,10 @@ class Cursor:
         lowest = min((self._next[shard] for shard in self._behind), default=self.position)
         return lowest if lowest < self.position else None
 
-    def seek(self, offset: int) -> int:
-        """Reading goes on at `offset`; returns the generation of the chunks that will count."""
+    def seek(self, offset: int, generation: int) -> None:
+        """Reading goes on at `offset`; from now on chunks of `generation` count, which is none of before."""
         self.position = offset
-        self.generation += 1
-        return self.generation
+        self.generation = generation
 
     def covered(self) -> int:
         """Every event of the partition below this is durable in the journal of its shard."""

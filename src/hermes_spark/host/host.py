@@ -238,7 +238,8 @@ class AgentHost:
         if self._ahead is None:
             if self._make_ahead is None:
                 raise HostError("this host reads no source ahead")
-            self._ahead = self._make_ahead(Lanes(self._address, self._payload.token, self._wire, self._offers))
+            lanes = Lanes(self._address, self._payload.token, self._wire, self._offers)
+            self._ahead = self._make_ahead(lanes, self._task_ended)
         return await self._ahead.order(order)
 
     async def _ping(self) -> HostExit:
@@ -256,8 +257,8 @@ class AgentHost:
     def broken(self, shard: Shard, error: BaseException) -> None:
         """A shard cannot go on: whoever waits for it hears of it, and the host ends."""
         if shard.failure is None:
-            name = type(error).__name__
-            shard.fail(error if isinstance(error, HermesError) else HostError(f"internal fault: {name}"))
+            fault = HostError(f"internal fault: {type(error).__name__}")
+            shard.fail(error if isinstance(error, HermesError) else fault)
         self.failed(error)
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:

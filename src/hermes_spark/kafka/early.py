@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping
 
 from confluent_kafka import KafkaError as Code
@@ -17,6 +19,8 @@ log = logging.getLogger(__name__)
 DELIVERY_S = 30.0
 """After this a record counts as not sent; a batch sends it then."""
 POLL_S = 0.1
+COMPLAIN_S = 10.0
+"""How often trouble with the brokers is told."""
 CLOSE_S = 2.0
 
 
@@ -37,6 +41,7 @@ class EarlyProducer:
         self._producer = self._made()
         self._closing = threading.Event()
         self._broken = False
+        self._told_at = -COMPLAIN_S
         self._thread = threading.Thread(target=self._serve, name="early-outcomes", daemon=True)
         self._thread.start()
 
@@ -70,8 +75,13 @@ class EarlyProducer:
                 self._broken = False
                 self._producer.purge()
                 self._producer = self._made()
-            self._producer.poll(POLL_S)
-        self._producer.flush(CLOSE_S / 2)
+            try:
+                self._producer.poll(POLL_S)
+            except KafkaException as exc:  # raised for what no further record could be sent after
+                self._failed(exc.args[0])
+                self._broken = True
+        with contextlib.suppress(KafkaException):
+            self._producer.flush(CLOSE_S / 2)
 
     def _made(self) -> Producer:
         try:
@@ -80,5 +90,7 @@ class EarlyProducer:
             raise KafkaError(f"Kafka's client cannot be set up: {exc.args[0]}") from None
 
     def _failed(self, error: Code) -> None:
-        log.warning("an outcome was not sent early, its batch will: %s", error.str())
+        if time.monotonic() - self._told_at > COMPLAIN_S:
+            self._told_at = time.monotonic()
+            log.warning("outcomes are not sent early, their batches will: %s", error.str())
         self._broken = self._broken or error.fatal()

@@ -148,6 +148,7 @@ class KafkaReader:
     def _assign(self, number: int, offset: int, generation: int) -> None:
         self._unassign(number)
         self._consumer.incremental_assign([TopicPartition(self._topic, number, offset)])
+        self._consumer.resume([TopicPartition(self._topic, number)])  # librdkafka remembers a pause across assignments
         self._places[number] = (offset, generation)
 
     def _unassign(self, number: int) -> None:

@@ -128,6 +128,8 @@ class Orchestrator:
             handed, ends = self._hand_over(frame, batch, offsets, previous)
         faults.point("driver.after_handoff")
         ending = self._draining.is_set()
+        if ending and parts.ahead is not None:
+            parts.ahead.stop(parts.fleet.ownership())
         waits = parts.settings.trigger.available_now or ending
         if waits:
             with watch.part("turns"):
@@ -197,9 +199,6 @@ class Orchestrator:
         """Whether hosts have read the whole batch already, and everything of it is durable."""
         ahead, ends = self._parts.ahead, {} if self._last is None else self._last.ends
         if ahead is None:
-            return False
-        if self._draining.is_set():
-            ahead.stop(plan.ownership)
             return False
         return ahead.cover(plan.ownership, ends, plan.spans)
 
