@@ -55,7 +55,7 @@ REQUEST_BOUND_S = 90.0
 OpenShard = Callable[[int, TermId, Position, dict[str, int]], Shard]
 """(shard, term, committed position, ends) -> the shard, opened and folded. Blocking; called off the loop."""
 
-MakeAhead = Callable[[Lanes], RunAhead]
+MakeAhead = Callable[[Lanes, Callable[[asyncio.Task[None]], None]], RunAhead]
 """Called at the driver's first order to run ahead, on the loop."""
 
 
@@ -168,8 +168,7 @@ class AgentHost:
     def turn_ended(self, outcome: Outcome) -> None:
         """Note an outcome: make room known, and log it once durable."""
         self._offers.turn_ended()
-        number = shard_of(outcome.session_id, self.services.settings.state.shards)
-        shard = self._owned[number][1]
+        shard = self._owned[number := shard_of(outcome.session_id, self.services.settings.state.shards)][1]
         if self._early is not None:
             self._early.ended(shard, number, outcome)
         if self._turn_log is not None:
@@ -235,9 +234,9 @@ class AgentHost:
         return Barrier(tuple(positions), self.open_turns, self.ended_turns)
 
     async def _run_ahead(self, order: AheadOrder) -> AheadReport:
+        if self._make_ahead is None:
+            raise HostError("this host reads no source ahead")
         if self._ahead is None:
-            if self._make_ahead is None:
-                raise HostError("this host reads no source ahead")
             lanes = Lanes(self._address, self._payload.token, self._wire, self._offers)
             self._ahead = self._make_ahead(lanes, self._task_ended)
         return await self._ahead.order(order)
