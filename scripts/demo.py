@@ -195,15 +195,17 @@ def _arguments() -> argparse.Namespace:
         "--events", type=int, help="message events (default 400; with --kafka 1000, the bad ones included)"
     )
     parser.add_argument("--sessions", type=int, help="sessions they belong to (default 60; with --kafka 200)")
-    parser.add_argument("--rate", type=int, default=40, help="events a second (default 40)")
+    parser.add_argument("--rate", type=int, help="events a second (default 40; with --kafka 20)")
     parser.add_argument("--keep", help="directory to run in, kept and continued; default .state/demo, made anew")
     parser.add_argument(
         "--sink-mode", choices=["committed", "early"], default="committed", help="with --kafka: sink.kafka.mode"
     )
     arguments = parser.parse_args()
-    defaults = (1000, 200) if arguments.kafka else (400, 60)
+    # With --kafka so slowly that some are still to be sent when the killed driver is back.
+    defaults = (1000, 200, 20) if arguments.kafka else (400, 60, 40)
     arguments.events = defaults[0] if arguments.events is None else arguments.events
     arguments.sessions = defaults[1] if arguments.sessions is None else arguments.sessions
+    arguments.rate = defaults[2] if arguments.rate is None else arguments.rate
     if min(arguments.events, arguments.sessions, arguments.rate) < 1:
         parser.error("--events, --sessions and --rate are whole numbers from 1 on")
     return arguments

@@ -51,7 +51,8 @@ def test_interrupted_it_stops_what_it_started(tmp_path: Path) -> None:
     command = [str(ROOT / "scripts/demo"), "--kafka", "--keep", str(tmp_path / "demo")]
     demo = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert demo.stdout is not None
-    assert any("submitting the streaming job" in line for line in demo.stdout), "it ended before"
+    if not any("submitting the streaming job" in line for line in demo.stdout):
+        pytest.fail(f"it ended before: {demo.communicate(timeout=60)[1]}")
     assert processes_of(tmp_path / "demo") != ""
     demo.send_signal(signal.SIGINT)
     _, errors = demo.communicate(timeout=60)
