@@ -108,7 +108,7 @@ def stop_host(world: World) -> None:
 def lose_executor_of_living_host(world: World) -> None:
     """An executor stands still until Spark gives it up and another copy of its host is up elsewhere; the first lives on.
 
-    Spark kills the executor ten seconds later, and the first copy ends with it. So it is tried again when the second was later.
+    Spark kills the executor ten seconds later, and the first copy ends with it: if the second is later, it is tried again.
     """
     _in_the_middle(world)
     began_s = world.host().create_time()
@@ -118,6 +118,8 @@ def lose_executor_of_living_host(world: World) -> None:
         world.load(files=2)
     world.hit("a second copy of a living host")
     world.load(files=2)
+    world.drain()
+    world.start()  # what came while it was ending, for it had been idle, is read now
     world.drain()
     _sweep(began_s)
 
