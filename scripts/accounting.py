@@ -16,6 +16,8 @@ ROLES = (
     ("triton", "tritonserver"),
     ("tools", "hermes_spark.tools.demo"),
     ("plain", "plain.py"),
+    ("kafka", "kafka.Kafka"),
+    ("clients", "kafka_clients.py"),
 )
 """Role by a word of the command line; the hosts are told from other workers by their pids."""
 

@@ -4,35 +4,46 @@ One JSON line per run. `turn` is arrival to outcome durable in the journal, `pub
 the outcome being in place; both in milliseconds, as they are and above the floor. The floor of a turn is computed from the
 engine's profile and the tools' configured delay: first token times model calls, its completion tokens over the profile's
 rate, one tool delay per step that called. Turns that arrive during the first `--warm-up` seconds are not counted.
+
+With `--kafka`, `read` is the producer's timestamp to a consumer having read the outcome, `durable` the part of it until the
+outcome was in the journal.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import json
-import re
 import shutil
 import subprocess
 import sys
 import tempfile
-import time
-from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 import bench_journal
+import bench_kafka
 import bench_recovery
 import bench_state
 from accounting import Accounting
+from bench_figures import (
+    FIRST_TOKEN_MS,
+    TOKENS_PER_SECOND,
+    TOOL_DELAY_MS,
+    batches,
+    floor_ms,
+    host_pids,
+    json_lines,
+    open_at,
+    quantiles,
+)
 from hermes_spark.streaming.publish import read_table
+from kafka_setup import KafkaError
 from stack import ROOT, Stack, StackError, ToolService, running_stack
 
-FIRST_TOKEN_MS = 112
-TOKENS_PER_SECOND = 2180
-TOOL_DELAY_MS = 30
+RATE = 100
+"""Turns offered a second when nothing is said."""
 MEMORY = "/dev/shm"
 """A file system in memory: the journal there is written and read the same way, and its syncs cost nothing."""
 COMPARED = ("turns_per_s", "failed", "turn_ms", "turn_above_floor_ms", "cpu_s_per_1000_turns")
@@ -49,7 +60,7 @@ def main() -> int:
     try:
         with running_stack(directory) as stack:
             _measure(arguments, stack)
-    except StackError as exc:
+    except (StackError, KafkaError) as exc:
         print(f"bench: {exc}", file=sys.stderr)
         return 1
     return 0
@@ -63,6 +74,11 @@ def _measure(arguments: argparse.Namespace, stack: Stack) -> None:
         print(json.dumps(bench_recovery.run(arguments, stack, triton, TOOL_DELAY_MS)), flush=True)
         return
     tools = stack.tools("--delay-ms", str(TOOL_DELAY_MS))
+    if arguments.kafka:
+        plain = functools.partial(_plain, arguments, stack, triton, tools) if arguments.plain else None
+        for line in bench_kafka.run(arguments, stack, triton, tools, plain):
+            print(json.dumps(line), flush=True)
+        return
     rates = [arguments.saturation] if arguments.saturation else arguments.rate
     for rate, hosts in itertools.product(rates, arguments.hosts):
         result = _job(arguments, stack, triton, tools, (rate, hosts))
@@ -113,12 +129,12 @@ def _job(
         f"local[{max(arguments.slots, wanted + 2)}]",
     )
     log_start = part.log.stat().st_size
-    hosts = _host_pids(part.log, log_start, max(1, wanted), lambda: part.alive)
+    hosts = host_pids(part.log, log_start, max(1, wanted), lambda: part.alive)
     with Accounting(hosts) as accounting:
         status = part.wait(arguments.seconds + 240)
     if status != 0:
         raise StackError(f"the job ended with status {status}\n{part.tail()}")
-    turns = _lines(run / "log", "turns-*.jsonl")
+    turns = json_lines(run / "log", "turns-*.jsonl")
     result = {"hosts": len(hosts), **_result(arguments, rate, turns, run)}
     thousands = len(turns) / 1000
     result["cpu_s_per_1000_turns"] = {role: round(s / thousands, 2) for role, s in accounting.cpu_s().items()}
@@ -126,22 +142,13 @@ def _job(
     return result
 
 
-def _host_pids(log: Path, start: int, least: int, alive: Any) -> list[int]:
-    deadline = time.monotonic() + 120
-    while alive() and time.monotonic() < deadline:
-        found = re.findall(r"is up: pid (\d+)", log.read_text()[start:])
-        if len(found) >= least:
-            return [int(pid) for pid in found]
-        time.sleep(0.2)
-    raise StackError(f"not all agent hosts came up; see {log}")
-
-
 def _result(arguments: argparse.Namespace, rate: int, turns: list[dict[str, Any]], run: Path) -> dict[str, Any]:
     outcomes = read_table(run / "out", "outcomes").to_pylist()
     start = min(turn["ts"] for turn in turns)
     window = (start + arguments.warm_up * 1000, start + arguments.seconds * 1000)
-    floors = {row["turn_id"]: _floor_ms(row) for row in outcomes}
+    floors = {row["turn_id"]: floor_ms(row) for row in outcomes}
     published = _published_at(run / "out")
+    spans = [(turn["ts"], turn["at_ms"]) for turn in turns]
     counted = [turn for turn in turns if window[0] <= turn["ts"] < window[1]]
     rows = [row for row in outcomes if window[0] <= row["event_ts"].timestamp() * 1000 < window[1]]
     turn_ms = {turn["turn_id"]: turn["at_ms"] - turn["ts"] for turn in counted}
@@ -157,45 +164,21 @@ def _result(arguments: argparse.Namespace, rate: int, turns: list[dict[str, Any]
         "failed": sum(row["status"] != "completed" for row in outcomes),
         "turns_per_s": round(ended / (arguments.seconds - arguments.warm_up), 1),
         "turns_per_s_to_the_end": round(len(turns) / (max(turn["at_ms"] for turn in turns) - start) * 1000, 1),
-        "open_at_half": _open_at(turns, rate, start, arguments.seconds / 2),
-        "open_at_end": _open_at(turns, rate, start, arguments.seconds),
-        "turn_ms": _quantiles(turn_ms.values()),
-        "turn_above_floor_ms": _quantiles(ms - floors[turn] for turn, ms in turn_ms.items() if turn in floors),
-        "published_ms": _quantiles(published_ms.values()),
-        "published_above_floor_ms": _quantiles(ms - floors[turn] for turn, ms in published_ms.items()),
-        "floor_p50_ms": _quantiles(floors.values())["p50"],
-        "batch_ms_p50": _batches(run / "log"),
+        "open_at_half": open_at(spans, start + arguments.seconds * 500),
+        "open_at_end": open_at(spans, window[1]),
+        "turn_ms": quantiles(turn_ms.values()),
+        "turn_above_floor_ms": quantiles(ms - floors[turn] for turn, ms in turn_ms.items() if turn in floors),
+        "published_ms": quantiles(published_ms.values()),
+        "published_above_floor_ms": quantiles(ms - floors[turn] for turn, ms in published_ms.items()),
+        "floor_p50_ms": quantiles(floors.values())["p50"],
+        "batch_ms_p50": batches(run / "log"),
     }
-
-
-def _open_at(turns: list[dict[str, Any]], rate: int, start: float, second: float) -> int:
-    """Turns that have arrived by then and not ended: a growing number is a backlog."""
-    at = start + second * 1000
-    return sum(turn["ts"] < at <= turn["at_ms"] for turn in turns)
-
-
-def _floor_ms(row: dict[str, Any]) -> float:
-    steps_with_calls = len({call["step"] for call in row["calls"]})
-    tokens_ms = row["completion_tokens"] / TOKENS_PER_SECOND * 1000
-    return float(row["steps"] * FIRST_TOKEN_MS + tokens_ms + steps_with_calls * TOOL_DELAY_MS)
 
 
 def _published_at(out: Path) -> dict[int, float]:
     """When each batch's file of outcomes was in place (ms), by batch id."""
     files = (out / "outcomes").glob("batch_id=*/*.parquet")
     return {int(file.parent.name.split("=")[1]): file.stat().st_mtime * 1000 for file in files}
-
-
-def _batches(log: Path) -> dict[str, float]:
-    """Median milliseconds of each part of a batch that handed something over: Spark's parts and ours."""
-    parts: dict[str, list[float]] = defaultdict(list)
-    full = {line["batch"] for line in _lines(log, "batches-*.jsonl") if line["taken"]}
-    for pattern in ("batches-*.jsonl", "progress-*.jsonl"):
-        for line in _lines(log, pattern):
-            if line["batch"] in full:
-                for name, ms in line["ms"].items():
-                    parts[name].append(ms)
-    return {name: round(float(np.median(values)), 1) for name, values in parts.items()}
 
 
 def _plain(arguments: argparse.Namespace, stack: Stack, triton: str, tools: ToolService, rate: int) -> dict[str, Any]:
@@ -216,19 +199,8 @@ def _plain(arguments: argparse.Namespace, stack: Stack, triton: str, tools: Tool
         "turns": len(turns),
         "failed": sum(turn["status"] != "completed" for turn in turns),
         "turns_per_s": round(ended / (arguments.seconds - arguments.warm_up), 1),
-        "turn_ms": _quantiles(counted),
+        "turn_ms": quantiles(counted),
     }
-
-
-def _quantiles(values: Any) -> dict[str, float]:
-    data = np.fromiter(values, dtype=float)
-    if not data.size:
-        return {}
-    return {f"p{q}": round(float(np.percentile(data, q)), 1) for q in (50, 90, 99)}
-
-
-def _lines(directory: Path, pattern: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for file in sorted(directory.glob(pattern)) for line in file.read_text().splitlines()]
 
 
 def _arguments() -> argparse.Namespace:
@@ -236,7 +208,7 @@ def _arguments() -> argparse.Namespace:
         prog="scripts/bench", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument(
-        "--rate", type=int, action="append", help="turns offered per second; may be repeated (default 100)"
+        "--rate", type=int, action="append", help=f"turns offered per second; may be repeated (default {RATE})"
     )
     parser.add_argument("--saturation", type=int, default=0, metavar="RATE", help="offer more than can be done")
     parser.add_argument("--plain", action="store_true", help="run the same turns with bare asyncio as well")
@@ -263,9 +235,10 @@ def _arguments() -> argparse.Namespace:
         "--open-turns", type=int, default=1024, help="open turns of one host: a small number makes that the limit"
     )
     bench_state.add_arguments(parser)
+    bench_kafka.add_arguments(parser)
     arguments = parser.parse_args()
     arguments.hosts = arguments.hosts or [0]
-    arguments.rate = arguments.rate or [100]
+    arguments.rate = arguments.rate or ([] if arguments.kafka else [RATE])
     return arguments
 
 

@@ -8,19 +8,23 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import signal
 import sys
 import threading
 import time
 from pathlib import Path
+from typing import NoReturn
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from rich.console import Console
 from rich.table import Table
 
+import demo_kafka
 from hermes_spark.streaming.publish import read_table
 from hermes_spark.tools.demo.messages import bad_rows, demo_event
-from stack import ROOT, Part, StackError, ToolService, running_stack
+from kafka_setup import KafkaError
+from stack import ROOT, Part, Stack, StackError, ToolService, running_stack
 
 FILE_S = 0.5
 """One file of events is dropped so often."""
@@ -36,35 +40,48 @@ def main() -> int:
     if not arguments.keep and directory.exists():
         shutil.rmtree(directory)
     console = Console(width=120)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupt)
     try:
-        return _run(arguments, directory, console)
-    except StackError as exc:
+        with running_stack(directory) as stack:
+            return demo_kafka.run(arguments, stack, console) if arguments.kafka else _run(arguments, stack, console)
+    except (StackError, KafkaError) as exc:
         print(f"demo: {exc}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("demo: interrupted; all that it started has been stopped", file=sys.stderr)
+        return 130
 
 
-def _run(arguments: argparse.Namespace, directory: Path, console: Console) -> int:
-    with running_stack(directory) as stack:
-        console.print("· starting Triton with the reference engine (a rule-based stand-in for the model, on the CPU)")
-        grpc = stack.triton()
-        console.print("· starting the demo's tool service (CRM, orders, knowledge base, tickets)")
-        tools = stack.tools()
-        events = directory / "events"
-        events.mkdir(exist_ok=True)
-        job = stack.job(_settings(directory, grpc, tools))
-        console.print(
-            "· submitting the streaming job (scripts/dgx-spark-submit jobs/stream_agent.py); its log: " + str(job.log)
-        )
-        lines = _lines(arguments.events, arguments.sessions)
-        _await_start(directory / "checkpoint", job)
-        producer = threading.Thread(target=_produce, args=(lines, events, arguments.rate), daemon=True)
-        producer.start()
-        console.print(f"· dropping {len(lines)} events for {arguments.sessions} sessions, {arguments.rate} a second")
-        status = job.wait(JOB_S + len(lines) / arguments.rate)
-        producer.join(10)
-        if status != 0:
-            raise StackError(f"the job ended with status {status}\n{job.tail()}")
-        return _report(console, directory, tools)
+def _interrupt(number: int, frame: object) -> NoReturn:
+    """Leave through the end of the stack, whose parts are stopped there; a second signal does not come in between."""
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+def _run(arguments: argparse.Namespace, stack: Stack, console: Console) -> int:
+    directory = stack.directory
+    console.print("· starting Triton with the reference engine (a rule-based stand-in for the model, on the CPU)")
+    grpc = stack.triton()
+    console.print("· starting the demo's tool service (CRM, orders, knowledge base, tickets)")
+    tools = stack.tools()
+    events = directory / "events"
+    events.mkdir(exist_ok=True)
+    job = stack.job(_settings(directory, grpc, tools))
+    console.print(
+        "· submitting the streaming job (scripts/dgx-spark-submit jobs/stream_agent.py); its log: " + str(job.log)
+    )
+    lines = _lines(arguments.events, arguments.sessions)
+    _await_start(directory / "checkpoint", job)
+    producer = threading.Thread(target=_produce, args=(lines, events, arguments.rate), daemon=True)
+    producer.start()
+    console.print(f"· dropping {len(lines)} events for {arguments.sessions} sessions, {arguments.rate} a second")
+    status = job.wait(JOB_S + len(lines) / arguments.rate)
+    producer.join(10)
+    if status != 0:
+        raise StackError(f"the job ended with status {status}\n{job.tail()}")
+    return _report(console, directory, tools)
 
 
 def _await_start(checkpoint: Path, job: Part) -> None:
@@ -169,11 +186,24 @@ def _quantiles(outcomes: pa.Table, *quantiles: float) -> list[float]:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/demo", description="Runs the main job end to end on this machine.")
-    parser.add_argument("--events", type=int, default=400, help="message events (default 400)")
-    parser.add_argument("--sessions", type=int, default=60, help="sessions they belong to (default 60)")
+    parser.add_argument(
+        "--kafka",
+        action="store_true",
+        help="from topic to topic with a real broker, and the driver is killed in the middle",
+    )
+    parser.add_argument(
+        "--events", type=int, help="message events (default 400; with --kafka 1000, the bad ones included)"
+    )
+    parser.add_argument("--sessions", type=int, help="sessions they belong to (default 60; with --kafka 200)")
     parser.add_argument("--rate", type=int, default=40, help="events a second (default 40)")
     parser.add_argument("--keep", help="directory to run in, kept and continued; default .state/demo, made anew")
+    parser.add_argument(
+        "--sink-mode", choices=["committed", "early"], default="committed", help="with --kafka: sink.kafka.mode"
+    )
     arguments = parser.parse_args()
+    defaults = (1000, 200) if arguments.kafka else (400, 60)
+    arguments.events = defaults[0] if arguments.events is None else arguments.events
+    arguments.sessions = defaults[1] if arguments.sessions is None else arguments.sessions
     if min(arguments.events, arguments.sessions, arguments.rate) < 1:
         parser.error("--events, --sessions and --rate are whole numbers from 1 on")
     return arguments

@@ -17,7 +17,7 @@ import psutil
 import yaml
 
 from hermes_spark.streaming.publish import read_table
-from stack import ROOT, Part, Stack, ToolService
+from stack import ROOT, Part, Stack, StackError, ToolService
 
 PATIENCE_S = 150.0
 
@@ -37,7 +37,7 @@ class Job:
             "source.path": self.events,
             "model.url": triton,
             "tools.base_url": tools.url,
-            "tools.file": _tools_never_sent_again(self.directory),
+            "tools.file": tools_never_sent_again(self.directory),
             "sink.path": self.directory / "out",
             "sink.publish_interval_ms": 200,
             "state.local_path": self.directory / "rocksdb",
@@ -74,19 +74,15 @@ class Job:
 
     def driver_pid(self) -> int:
         """The Python driver: the process whose program is the job itself."""
-        return self._process("the Python driver", lambda line: line[1:2] != [] and line[1].endswith("stream_agent.py"))
+        assert self.part is not None
+        return find_process(
+            self.part, "the Python driver", lambda line: line[1:2] != [] and line[1].endswith("stream_agent.py")
+        )
 
     def jvm_pid(self) -> int:
         """The driver's JVM, which is spark-submit."""
-        return self._process("the driver's JVM", lambda line: "org.apache.spark.deploy.SparkSubmit" in line)
-
-    def _process(self, what: str, is_it: Callable[[list[str]], bool]) -> int:
         assert self.part is not None
-        for child in psutil.Process(self.part.process.pid).children(recursive=True):
-            with contextlib.suppress(psutil.Error):
-                if is_it(child.cmdline()):
-                    return child.pid
-        raise AssertionError(f"{what} is not running\n{self.part.tail()}")
+        return jvm_pid(self.part)
 
     def host_pids(self) -> list[int]:
         """Pids of all hosts that ever registered, in that order."""
@@ -119,7 +115,7 @@ def question(session: str, text: str = "查一下客户张三的订单状态", *
     return {"session_id": session, "messages": [{"role": "user", "content": text}], **fields}
 
 
-def _tools_never_sent_again(directory: Path) -> Path:
+def tools_never_sent_again(directory: Path) -> Path:
     """The shipped tools, all with the policy `unknown`: the service's counters then show every call that is sent twice."""
     file = directory / "tools.yaml"
     document = yaml.safe_load((ROOT / "conf" / "tools.yaml").read_text(encoding="utf-8"))
@@ -127,6 +123,20 @@ def _tools_never_sent_again(directory: Path) -> Path:
         tool["policy"] = "unknown"
     file.write_text(yaml.safe_dump(document, allow_unicode=True), encoding="utf-8")
     return file
+
+
+def jvm_pid(job: Part) -> int:
+    """The pid of a job's driver JVM, which is spark-submit."""
+    return find_process(job, "the driver's JVM", lambda line: "org.apache.spark.deploy.SparkSubmit" in line)
+
+
+def find_process(job: Part, what: str, is_it: Callable[[list[str]], bool]) -> int:
+    """The pid of the job's process whose command line is told by `is_it`. Raises `StackError` when there is none."""
+    for child in psutil.Process(job.process.pid).children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if is_it(child.cmdline()):
+                return child.pid
+    raise StackError(f"{what} is not running\n{job.tail()}")
 
 
 def executed_more_than_once(tools: ToolService) -> dict[str, int]:

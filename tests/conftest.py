@@ -11,6 +11,7 @@ import hypothesis
 import pytest
 
 from kafka_broker import KafkaBroker
+from kafka_secure import Secured
 from object_server import S3Server, running_s3
 from stack import Stack, ToolService, running_stack
 
@@ -37,12 +38,18 @@ def s3_server() -> Iterator[S3Server]:
 
 
 @pytest.fixture(scope="session")
-def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
+def kafka_secured(tmp_path_factory: pytest.TempPathFactory) -> Secured:
+    """Certificates and login of the broker's second listener."""
+    return Secured(tmp_path_factory.mktemp("kafka-tls"))
+
+
+@pytest.fixture(scope="session")
+def kafka(tmp_path_factory: pytest.TempPathFactory, kafka_secured: Secured) -> Iterator[KafkaBroker]:
     """A real Kafka broker that takes records of up to 20 MB; a test has topics of its own there, and leaves it running."""
     with running_stack(tmp_path_factory.mktemp("kafka")) as stack:
-        broker = KafkaBroker(
-            stack, "--set", "message.max.bytes=20000000", "--set", "log.retention.check.interval.ms=1000"
-        )
+        # A killed broker is let in again only when its former life has been silent for so long.
+        quick = ["--set", "broker.session.timeout.ms=4000", "--set", "broker.heartbeat.interval.ms=1000"]
+        broker = KafkaBroker(stack, "--set", "message.max.bytes=20000000", *quick, *kafka_secured.broker_options)
         broker.start()
         yield broker
 

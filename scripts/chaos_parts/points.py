@@ -18,6 +18,9 @@ OFTEN = {
 }
 """What makes files be followed by others, snapshots be taken and journals be pruned within a short load."""
 
+OF_TOPICS = ("ahead.",)
+"""Passed only where events come from a topic (`brokers`)."""
+
 RARE = ("rotation.", "snapshot.", "retention.")
 
 PASSAGES = {"journal": 21, "host": 6, "driver": 2, "task": 2}
@@ -28,8 +31,9 @@ RETRYING = "local[3,4]"
 
 
 def crash_points(package: Path = ROOT / "src" / "hermes_spark") -> list[str]:
-    """All crash points that the code passes, sorted."""
-    return sorted({name for path in package.rglob("*.py") for name in _POINT.findall(path.read_text(encoding="utf-8"))})
+    """All crash points that the code passes whatever the source, sorted."""
+    names = {name for path in package.rglob("*.py") for name in _POINT.findall(path.read_text(encoding="utf-8"))}
+    return sorted(name for name in names if not name.startswith(OF_TOPICS))
 
 
 def fault_of(point: str) -> str:

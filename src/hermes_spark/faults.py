@@ -28,6 +28,7 @@ Action = Literal["kill", "stop", "raise"]
 
 POINTS = frozenset(
     {
+        "ahead.after_taken",
         "journal.before_write",
         "journal.after_write",
         "journal.after_sync",

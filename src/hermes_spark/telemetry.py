@@ -15,6 +15,10 @@ CALLS = Counter("hermes_tool_calls", "Tool calls that returned, by tool and stat
 OPEN_TURNS = Gauge("hermes_open_turns", "Sessions with an open turn or a waiting event on this host")
 EXPIRED = Counter("hermes_expired_sessions", "Sessions forgotten after their time to live")
 EVENTS = Counter("hermes_events", "Rows offered to this host, by what became of them", ["result"])
+AHEAD_EVENTS = Counter("hermes_ahead_events", "Rows that this host read ahead of the batches and their owners took")
+EARLY_OUTCOMES = Counter(
+    "hermes_early_outcomes", "Outcomes that this host sent before their batch, and the sink confirmed"
+)
 SNAPSHOTS = Counter("hermes_snapshots", "Snapshots of shards, by what became of them", ["result"])
 """`written`, `failed`, `restored`; `unusable`: damaged or not of this journal, so that an older one had to serve."""
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from hermes_spark.errors import CheckpointMismatch, KafkaError, StartError
 from hermes_spark.kafka import topics as asking
 from hermes_spark.kafka.confirmed import ConfirmedProducer, Message
+from hermes_spark.kafka.connection import client_config
 from hermes_spark.settings import KafkaSettings, KafkaSinkSettings, Settings, SinkSettings, SourceSettings
 from hermes_spark.state.storage import Storage
 from hermes_spark.streaming.commit import CommitLog, Origin
 from hermes_spark.streaming.kafka_sink import KafkaSink
 from hermes_spark.streaming.kafka_source import KafkaTopic
 from kafka_broker import KafkaBroker
+from kafka_secure import LISTENER
 from kafka_topics import Topics
 from stack import free_ports
 
@@ -107,6 +110,23 @@ def test_no_broker_and_no_topic_are_told_at_the_start(topics, commits, monkeypat
     with pytest.raises(StartError, match=r"sink.kafka.calls_topic nowhere not found .*create every topic"):
         KafkaSink.open(reading(topics.bootstrap, there, outcomes_topic=there, calls_topic="nowhere"))
     assert KafkaSink.open(reading(topics.bootstrap, there)) is None
+
+
+def test_who_is_refused_is_told_why_without_the_password(topics, kafka, kafka_secured, monkeypatch):
+    monkeypatch.setattr(asking, "ANSWER_S", 2.0)
+    settings = KafkaSettings(**kafka_secured.settings(kafka.address(LISTENER)))
+    name = topics.create(partitions=2)
+    assert asking.Topics(client_config(settings, kafka_secured.environment)).state(name).partitions == 2
+    wrong = {**kafka_secured.environment, "KAFKA_PASSWORD": "wrong-one"}
+    with pytest.raises(KafkaError, match=r"[Aa]uthentication failed") as caught:
+        asking.Topics(client_config(settings, wrong)).state(name)
+    assert "wrong-one" not in str(caught.value)
+    nobody = msgspec.structs.replace(settings, certificate_file="", key_file="")
+    with pytest.raises(KafkaError, match=r"alert bad certificate|certificate required"):
+        asking.Topics(client_config(nobody, kafka_secured.environment)).state(name)
+    stranger = msgspec.structs.replace(settings, ca_file=kafka_secured.other_ca_file)
+    with pytest.raises(KafkaError, match=r"certificate verify failed|broker certificate could not be verified"):
+        asking.Topics(client_config(stranger, kafka_secured.environment)).state(name)
 
 
 class TestConfirmedProducer:

@@ -15,6 +15,7 @@ from hermes_spark.streaming.fleet import Fleet
 from hermes_spark.streaming.orchestrator import BatchParts, Orchestrator
 from hermes_spark.streaming.ownership import CommittedView, DriverPlace
 from hermes_spark.streaming.pruning import Pruner
+from hermes_spark.streaming.publishing import Publisher
 from simulation.objects import SinkDown
 from simulation.processes import Process
 from simulation.spark import MicroBatches, SimLauncher, SparkFailed
@@ -81,15 +82,18 @@ class Driver:
             self._orchestrator = Orchestrator(
                 BatchParts(
                     settings=settings,
-                    query_id=meta.query_id,
                     epoch=claim.epoch,
                     look=claim.look,
                     settle=lambda batch: None,
                     fleet=fleet,
                     commits=commits,
                     checkpoint=world.checkpoint,
-                    readers={shard: JournalReader(world.root, shard) for shard in range(settings.state.shards)},
-                    sinks=[world.sink],
+                    publisher=Publisher(
+                        settings,
+                        meta.query_id,
+                        {shard: JournalReader(world.root, shard) for shard in range(settings.state.shards)},
+                        [world.sink],
+                    ),
                     tasks=2,
                     batch_log=None,
                     pruner=self._pruner(),

@@ -93,7 +93,7 @@ PLANTS: dict[str, Plant] = {
         "end = _end_of(files_of(directory)[-1], shard, known_end); _sealed_file(directory, shard, by); return end",
     ),
     "acknowledge_before_flush": _plant(
-        takes.Offers, "take", "for shard in touched.values():\n        await shard.durable()", "pass"
+        takes.Round, "durable", "for shard in self.touched.values():\n        await shard.durable()", "pass"
     ),
     "trust_reader_watermark": _watermark,
     "prune_to_commit": _prune_to_commit,
@@ -125,8 +125,8 @@ PLANTS: dict[str, Plant] = {
     "lose_approvals_on_takeover": _plant(
         Shard,
         "fold",
-        "if not isinstance(record, TermStarted | Rejected):",
-        'if not isinstance(record, TermStarted | Rejected) and getattr(record, "effect", "") not in ("taken", "kept"):',
+        "if not isinstance(record, ShardRecord):",
+        'if not isinstance(record, ShardRecord) and getattr(record, "effect", "") not in ("taken", "kept"):',
     ),
     "count_the_last_decision": _plant(approvals, "effect_of", "call.status != WAITING", "call.status == DONE"),
     "undo_in_order": _plant(

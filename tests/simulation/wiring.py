@@ -74,7 +74,7 @@ def services(world: World) -> Iterator[None]:
     with contextlib.ExitStack() as patches:
         for name, stand_in in stand_ins.items():
             patches.enter_context(mock.patch.object(app, name, stand_in))
-        patches.enter_context(mock.patch.object(handoff, "_connected", wire(world.network)["WireClient"]))
+        patches.enter_context(mock.patch.object(handoff, "connected", wire(world.network)["WireClient"]))
         patches.enter_context(mock.patch.object(ShardJournal, "confirm", _confirming(world, ShardJournal.confirm)))
         yield
 

@@ -14,7 +14,7 @@ from hermes_spark.events import call_id_of
 from hermes_spark.messages import Message, ParsedCall
 from hermes_spark.settings import AgentSettings
 from hermes_spark.state.agent_state import NEW
-from hermes_spark.state.records import Completed, Expired, Taken
+from hermes_spark.state.records import Completed, Expired, Outcome, Taken
 from unit.test_agent_doubles import PureHost, event, says
 
 BOUNDS = st.builds(
@@ -247,6 +247,7 @@ class Life:
         shown = [call for outcome in self.host.outcomes for call in outcome.calls]
         assert len({call.id for call in shown}) == len(shown)
         assert {call.id for call in shown if call.sent_ms} == set(self.host.requests)
+        lives = self._lives()
         given_up = {c.id for o in self.host.outcomes for c in o.calls if self.host.given_up(o.turn_id)}
         for call in shown:
             assert call.status in ("ok", "error", "timeout", "unknown", "refused", "denied", "not_run")
@@ -255,13 +256,23 @@ class Life:
                 assert call.content == self.host.results[call.id]
             else:
                 assert call.status in ("refused", "denied") or (call.status == "unknown" and call.id in given_up)
-            self._check_decision(call)
+            self._check_decision(call, lives[call.id])
 
-    def _check_decision(self, call) -> None:
+    def _lives(self) -> dict[str, list]:
+        """By call shown, what the session knew of when the call's turn ended: all records since it last began anew."""
+        lives, life, state = {}, [], None
+        for record in self.host.records:
+            state = apply(state, record)
+            life = [] if state is None else [*life, record]
+            if isinstance(record, Outcome):
+                lives |= {call.id: life for call in record.calls}
+        return lives
+
+    def _check_decision(self, call, life) -> None:
         """The first decision about a call counts: what ran was approved, what somebody denied was denied first."""
         decisions = [
             record.event.decision
-            for record in self.host.records
+            for record in life
             if isinstance(record, Taken) and record.event.call_id == call.id and record.effect in ("taken", "kept")
         ]
         assert len(decisions) <= 1

@@ -9,10 +9,14 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hermes_spark.events import Coordinates
 from hermes_spark.kafka.confirmed import Message
+from hermes_spark.messages import Usage
 from hermes_spark.settings import KafkaSinkSettings
-from hermes_spark.streaming.kafka_sink import MAX_VALUE_BYTES, KafkaSink, messages
+from hermes_spark.state.records import CallSummary, Outcome
+from hermes_spark.streaming.kafka_sink import MAX_VALUE_BYTES, KafkaSink, messages, outcome_message
 from hermes_spark.streaming.table_schemas import SCHEMA_VERSION, TABLES
+from hermes_spark.streaming.tables import build_tables
 
 TOPICS = KafkaSinkSettings(outcomes_topic="o", calls_topic="c", dead_letters_topic="d")
 
@@ -26,8 +30,12 @@ def tables(batch: int = 3, *, calls: int = 2, reply: str = "好", raw: bytes = b
     return {name: pa.Table.from_pylist(rows.get(name, []), schema=schema) for name, schema in TABLES.items()}
 
 
+def sent_of(tables: dict[str, pa.Table], topics: KafkaSinkSettings = TOPICS) -> list[Message]:
+    return list(messages(tables, tables["outcomes"], topics))
+
+
 def test_a_record_per_outcome_call_and_dead_letter():
-    sent = list(messages(tables(), TOPICS))
+    sent = sent_of(tables())
     assert [(m.topic, m.key) for m in sent] == [("o", b"s1"), ("c", b"s1"), ("c", b"s1"), ("d", None)]
     version = ("schema_version", str(SCHEMA_VERSION).encode())
     assert sent[0].headers == [("event_id", b"e1"), ("turn_id", b"t1"), version]
@@ -42,17 +50,17 @@ def test_a_record_per_outcome_call_and_dead_letter():
 
 
 def test_a_topic_without_a_name_gets_nothing():
-    assert {m.topic for m in messages(tables(), KafkaSinkSettings(calls_topic="c"))} == {"c"}
-    assert {m.topic for m in messages(tables(), KafkaSinkSettings(dead_letters_topic="d"))} == {"d"}
+    assert {m.topic for m in sent_of(tables(), KafkaSinkSettings(calls_topic="c"))} == {"c"}
+    assert {m.topic for m in sent_of(tables(), KafkaSinkSettings(dead_letters_topic="d"))} == {"d"}
 
 
 def test_the_batch_that_sends_a_row_does_not_show():
-    assert list(messages(tables(3), TOPICS)) == list(messages(tables(8), TOPICS))
+    assert sent_of(tables(3)) == sent_of(tables(8))
 
 
 @given(st.integers(0, 3_000_000), st.integers(0, 2_000_000), st.integers(0, 40))
 def test_no_value_is_larger_than_the_bound_and_names_are_whole(reply, raw, calls):
-    for sent in messages(tables(calls=calls, reply="好" * (reply // 3), raw=b"r" * raw), TOPICS):
+    for sent in sent_of(tables(calls=calls, reply="好" * (reply // 3), raw=b"r" * raw)):
         assert len(sent.value) <= MAX_VALUE_BYTES
         value = msgspec.json.decode(sent.value)
         assert value["query_id"] == "q"
@@ -65,5 +73,21 @@ def test_the_sink_hands_over_all_at_once():
             self.sent: list[Message] = list(sent)
 
     sender = Sender()
-    KafkaSink(sender, TOPICS).publish(3, tables())
-    assert sender.sent == list(messages(tables(), TOPICS))
+    KafkaSink(sender, TOPICS).publish(tables(), tables()["outcomes"])
+    assert sender.sent == sent_of(tables())
+
+
+def test_outcomes_that_hosts_have_sent_are_left_out_and_their_calls_are_not():
+    batch = tables()
+    sent = list(messages(batch, batch["outcomes"].slice(0, 0), TOPICS))
+    assert sent == sent_of(batch)[1:]
+
+
+def test_a_host_sends_the_bytes_that_a_batch_would():
+    calls = (CallSummary("c1", "crm_query", {"name": "张三"}, "ok", "[]", 0, 1, 1_000, 1_200),)
+    outcome = Outcome(
+        "s1", "t1", Coordinates("t-0", 7), "e1", "completed", "", "好", False, 2, calls, Usage(9, 2), 100, 200, 1_500
+    )
+    placed = (1, 7, outcome)
+    batch = build_tables("q", 3, [placed])
+    assert outcome_message("o", "q", placed) == sent_of(batch)[0]

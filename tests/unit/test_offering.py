@@ -38,7 +38,7 @@ def offering(monkeypatch: pytest.MonkeyPatch, **owners: Answer) -> Offering:
         def offer(self, header: OfferHeader, rows: Sequence[Row], timeout_s: float) -> OfferAnswer:
             return self._answer(rows)
 
-    monkeypatch.setattr(handoff, "_connected", Client)
+    monkeypatch.setattr(handoff, "connected", Client)
     ownership = Ownership("t", dict(enumerate(sorted(owners))), {0: TermId(1, 1), 1: TermId(1, 2)})
     settings = Settings(intake=IntakeSettings(handoff_timeout_s=0.05))
     return Offering(HandoffPlan(batch=1, ownership=ownership, spans={}, shards=2, settings=settings))

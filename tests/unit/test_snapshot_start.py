@@ -8,7 +8,7 @@ from hermes_spark.agent.turn import apply
 from hermes_spark.errors import JournalCorrupt
 from hermes_spark.settings import Settings, StateSettings
 from hermes_spark.state.journal_reader import JournalReader
-from hermes_spark.state.records import Position, Rejected, TermStarted
+from hermes_spark.state.records import Position, ShardRecord
 from hermes_spark.state.retention import Retention
 from hermes_spark.state.storage import Storage
 from hermes_spark.streaming.snapshot_start import Start, start_of
@@ -42,7 +42,7 @@ def test_a_pruned_journal_is_read_from_the_older_snapshot(pruned: Opened, tmp_pa
     position, states = start_of(tmp_path, 0, 16, end)
     assert 0 < position.lsn < end.lsn
     for _, record in JournalReader(tmp_path, 0).read(position, end):
-        if not isinstance(record, TermStarted | Rejected):
+        if not isinstance(record, ShardRecord):
             state = apply(states.get(record.session_id), record)
             assert state is not None
             states[record.session_id] = state

@@ -18,7 +18,7 @@ from hermes_spark.agent.turn import apply
 from hermes_spark.state.agent_state import SCHEMA_VERSION, AgentState, decode_state
 from hermes_spark.state.arrow import describe
 from hermes_spark.state.journal_reader import read
-from hermes_spark.state.records import Position, Rejected, TermStarted
+from hermes_spark.state.records import Position, ShardRecord
 from hermes_spark.state.storage import Storage
 from hermes_spark.streaming.commit import Commit, CommitLog
 
@@ -50,7 +50,7 @@ def folded(version: Path) -> dict[str, AgentState]:
     states: dict[str, AgentState] = {}
     for shard, end in last_commit(version).positions.items():
         for _, record in read(version / "hermes", shard, Position(), end):
-            if not isinstance(record, TermStarted | Rejected):
+            if not isinstance(record, ShardRecord):
                 states[record.session_id] = apply(states.get(record.session_id), record)
     return states
 

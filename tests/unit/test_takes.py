@@ -7,12 +7,15 @@ import pytest
 from hermes_spark.errors import StateError
 from hermes_spark.events import Coordinates, Row
 from hermes_spark.host import takes
+from hermes_spark.host.ahead_wire import AheadRange
+from hermes_spark.host.cursors import NOBODY, TAKEN
 from hermes_spark.host.effects import EffectRunner
+from hermes_spark.host.intake import Intake
 from hermes_spark.host.shard import Shard
-from hermes_spark.host.takes import Offers
-from hermes_spark.host.wire import OfferHeader
+from hermes_spark.host.takes import AHEAD, Offers
+from hermes_spark.host.wire import OfferHeader, Span
 from hermes_spark.settings import HostSettings, Settings
-from hermes_spark.state.records import TermId
+from hermes_spark.state.records import Taken, TermId
 from hosting import HostedShard, ScriptedModel, ScriptedTools, one_call_then_answer
 
 TERM = TermId(1, 1)
@@ -147,3 +150,78 @@ async def test_offers_do_not_wait_for_room_on_a_host_that_ends(hosted: HostedSha
     offers.close()
     answer = await asyncio.wait_for(waiting, takes.WAIT_S / 2)
     assert answer.untaken == (0,)
+
+
+def put(start: int, stop: int, count: int, floor: int = 0) -> AheadRange:
+    return AheadRange("p", 0, start, stop, floor, count)
+
+
+def ahead(*ranges: AheadRange, term: TermId = TERM) -> OfferHeader:
+    return OfferHeader(AHEAD, (0,) * sum(r.rows for r in ranges), {0: term}, ahead=ranges)
+
+
+@pytest.fixture
+async def topic_shard(hosted: HostedShard) -> HostedShard:
+    """A shard of a source with offsets."""
+    hosted.shard.intake = Intake({})
+    return hosted
+
+
+def taken(hosted: HostedShard) -> list[int]:
+    return [record.event.coordinates.offset for record in hosted.journal() if isinstance(record, Taken)]
+
+
+async def test_ranges_of_run_ahead_are_taken_in_order_and_durable(topic_shard: HostedShard) -> None:
+    offers = Offers(OneShard(topic_shard), HostSettings())
+    some = rows(*(message(f"s{n}") for n in range(5)))
+    answer = await offers.take(ahead(put(0, 3, 3), put(3, 9, 2)), some)
+    assert (answer.wanted, answer.taken, answer.skipped) == ((TAKEN, TAKEN), 5, 0)
+    assert taken(topic_shard) == [0, 1, 2, 3, 4]
+    again = await offers.take(ahead(put(0, 5, 5)), some)
+    assert (again.wanted, again.taken, again.skipped) == ((TAKEN,), 0, 5)
+    await topic_shard.crash()
+
+
+async def test_a_range_that_leaves_a_gap_is_refused_and_says_where_to_go_on(topic_shard: HostedShard) -> None:
+    offers = Offers(OneShard(topic_shard), HostSettings())
+    some = rows(*(message(f"s{n}") for n in range(5)))
+    answer = await offers.take(ahead(put(0, 2, 2), put(3, 5, 2)), some[:2] + some[3:])
+    assert answer.wanted == (TAKEN, 2)
+    assert taken(topic_shard) == [0, 1]
+    committed = await offers.take(ahead(put(3, 5, 2, floor=3)), some[3:])
+    assert committed.wanted == (TAKEN,), "a commit says that nothing is missing before"
+    await topic_shard.crash()
+
+
+async def test_ranges_for_another_owner_are_refused(topic_shard: HostedShard) -> None:
+    offers = Offers(OneShard(topic_shard), HostSettings())
+    answer = await offers.take(ahead(put(0, 1, 1), term=TermId(1, 2)), rows(message("a")))
+    assert answer.wanted == (NOBODY,)
+    assert taken(topic_shard) == []
+    await topic_shard.crash()
+
+
+async def test_a_range_that_had_only_room_in_part_is_not_called_taken(
+    topic_shard: HostedShard, tools: ScriptedTools, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(takes, "WAIT_S", 0.05)
+    tools.gate.clear()
+    offers = Offers(OneShard(topic_shard), HostSettings(max_open_turns=2))
+    answer = await offers.take(ahead(put(0, 4, 4)), rows(*(message(f"s{n}") for n in range(4))))
+    assert (answer.wanted, answer.taken) == ((NOBODY,), 2)
+    tools.gate.set()
+    await topic_shard.until(lambda: topic_shard.shard.open_turns == 0)
+    again = await offers.take(ahead(put(0, 4, 4)), rows(*(message(f"s{n}") for n in range(4))))
+    assert (again.wanted, again.taken, again.skipped) == ((TAKEN,), 2, 2)
+    await topic_shard.crash()
+
+
+async def test_a_batch_skips_what_run_ahead_has_taken(topic_shard: HostedShard) -> None:
+    offers = Offers(OneShard(topic_shard), HostSettings())
+    some = rows(*(message(f"s{n}") for n in range(4)))
+    await offers.take(ahead(put(0, 3, 3)), some[:3])
+    batch = OfferHeader(0, (0,) * 4, {0: TERM}, spans={"p": Span(0, 4)})
+    answer = await offers.take(batch, some)
+    assert (answer.taken, answer.skipped) == (1, 3)
+    assert taken(topic_shard) == [0, 1, 2, 3]
+    await topic_shard.crash()

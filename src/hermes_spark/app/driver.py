@@ -28,6 +28,7 @@ from hermes_spark.settings import ModelSettings, Settings, load, to_json, valida
 from hermes_spark.state.journal_store import journals_at
 from hermes_spark.state.retention import Retention
 from hermes_spark.state.storage import Storage, is_remote, local_path
+from hermes_spark.streaming.ahead import RunAheadOrders
 from hermes_spark.streaming.commit import Commit, CommitLog
 from hermes_spark.streaming.driver_note import NOTE_VARIABLE, DriverNote
 from hermes_spark.streaming.epochs import DriverClaim, Rival
@@ -42,6 +43,7 @@ from hermes_spark.streaming.preflight import Slots, check_source, check_spark, c
 from hermes_spark.streaming.progress import write_progress
 from hermes_spark.streaming.pruning import Pruner
 from hermes_spark.streaming.publish import ConsoleSink, ParquetSink, Sink
+from hermes_spark.streaming.publishing import Publisher
 from hermes_spark.streaming.query import Ended, start, watch
 from hermes_spark.streaming.source import open_source
 from hermes_spark.streaming.spark_log import settle
@@ -133,20 +135,26 @@ def _batch_parts(
     checkpoint, state_path = local_path(settings.checkpoint), _state_path(settings)
     shards = range(settings.state.shards)
     journals = journals_at(state_path)
+    query_id = commits.meta(settings.state.shards).query_id
     return BatchParts(
         settings=settings,
-        query_id=commits.meta(settings.state.shards).query_id,
         epoch=claim.epoch,
         look=claim.look,
         fleet=fleet,
         commits=commits,
         checkpoint=Storage.at(str(checkpoint)),
         settle=partial(settle, checkpoint),
-        readers={shard: journals.reader(shard) for shard in shards},
-        sinks=_sinks(settings),
+        publisher=Publisher(
+            settings,
+            query_id,
+            {shard: journals.reader(shard) for shard in shards},
+            _sinks(settings),
+            KafkaSink.open(settings),
+        ),
         tasks=tasks,
         note=DriverNote(os.environ.get(NOTE_VARIABLE, "")),
         topic=topic,
+        ahead=RunAheadOrders.of(settings),
         batch_log=_measurements(settings, f"batches-{claim.epoch}"),
         pruner=Pruner(
             {} if is_remote(state_path) else _retained(state_path, shards), settings.snapshot.prune_interval_s
@@ -212,8 +220,6 @@ def _sinks(settings: Settings) -> list[Sink]:
         sinks.append(ParquetSink(Storage.at(settings.sink.path)))
     if settings.sink.console:
         sinks.append(ConsoleSink())
-    if (kafka := KafkaSink.open(settings)) is not None:
-        sinks.append(kafka)
     return sinks
 
 

@@ -7,24 +7,34 @@ import gc
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import uvloop
 
 from hermes_spark.errors import HermesError
+from hermes_spark.host.ahead import Deliver, RunAhead
+from hermes_spark.host.early import EarlyOutcomes
 from hermes_spark.host.effects import Services
 from hermes_spark.host.host import AgentHost, OpenShard
+from hermes_spark.host.lanes import Lanes
 from hermes_spark.host.machine import check_machine
 from hermes_spark.host.opening import ShardOpener
 from hermes_spark.host.shard import ShardRules
 from hermes_spark.host.wire import HostExit, HostPayload, unpack
+from hermes_spark.kafka.connection import client_config
+from hermes_spark.kafka.early import EarlyProducer
+from hermes_spark.kafka.reader import KafkaReader
 from hermes_spark.llm.tokenizer import ChatTokenizer
 from hermes_spark.llm.triton import TritonModel
 from hermes_spark.settings import ModelSettings, Settings
 from hermes_spark.settings import from_json as settings_from_json
 from hermes_spark.state.journal_store import journals_at
+from hermes_spark.state.records import Outcome
 from hermes_spark.state.rocksdb import RocksMemory, RocksStore
 from hermes_spark.state.storage import Storage
+from hermes_spark.streaming.kafka_sink import outcome_message
 from hermes_spark.telemetry import configure_logging
 from hermes_spark.tools.http import HttpToolCaller
 from hermes_spark.tools.registry import Registry
@@ -73,7 +83,30 @@ async def _run_host(payload: HostPayload, settings: Settings) -> HostExit:
         )
 
     rules = ShardRules(payload.query_id, settings, registry, _now_ms)
-    return await AgentHost(payload, services, _shard_opener(payload, rules)).run()
+
+    def run_ahead(lanes: Lanes) -> RunAhead:
+        return RunAhead(settings, lanes, partial(_kafka_reader, settings))
+
+    early = EarlyOutcomes(_KafkaOutcomes(payload.query_id, settings)) if settings.sink.kafka.mode == "early" else None
+    return await AgentHost(payload, services, _shard_opener(payload, rules), run_ahead, early).run()
+
+
+class _KafkaOutcomes:
+    """Sends the very records that a batch would send; see `EarlySink`."""
+
+    def __init__(self, query_id: str, settings: Settings) -> None:
+        self._query_id = query_id
+        self._topic = settings.sink.kafka.outcomes_topic
+        self._producer = EarlyProducer(client_config(settings.kafka))
+        self.close = self._producer.close
+
+    def send(self, shard: int, lsn: int, outcome: Outcome, confirmed: Callable[[], None]) -> None:
+        self._producer.send(outcome_message(self._topic, self._query_id, (shard, lsn, outcome)), confirmed)
+
+
+def _kafka_reader(settings: Settings, deliver: Deliver) -> KafkaReader:
+    source = settings.source
+    return KafkaReader(client_config(settings.kafka), source.topic, source.isolation_level, deliver)
 
 
 def _shard_opener(payload: HostPayload, rules: ShardRules) -> OpenShard:

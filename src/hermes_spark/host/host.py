@@ -10,18 +10,23 @@ import asyncio
 import logging
 import os
 import signal
-import socket
 from collections.abc import Callable, Coroutine, Sequence
 
 import msgspec
 
-from hermes_spark.errors import HermesError, HostAbsent, HostError, StateError
+from hermes_spark.errors import HermesError, HostError
 from hermes_spark.events import Row, shard_of
+from hermes_spark.host.ahead import RunAhead
+from hermes_spark.host.ahead_wire import AheadOrder, AheadReport
+from hermes_spark.host.early import EarlyOutcomes
 from hermes_spark.host.effects import EffectRunner, Services
 from hermes_spark.host.expiry import Expiry
 from hermes_spark.host.flusher import Flusher
+from hermes_spark.host.lanes import Lanes
+from hermes_spark.host.registering import register
 from hermes_spark.host.shard import Shard
 from hermes_spark.host.takes import Offers
+from hermes_spark.host.turn_log import TurnLog
 from hermes_spark.host.wire import (
     Assignment,
     Barrier,
@@ -29,17 +34,15 @@ from hermes_spark.host.wire import (
     HostPayload,
     OfferAnswer,
     OfferHeader,
-    Registration,
     Release,
     ShardPosition,
-    WireClient,
     WireServer,
     local_address,
     pack,
     unpack,
 )
 from hermes_spark.state.records import Outcome, Position, TermId
-from hermes_spark.telemetry import OPEN_TURNS, JsonLines
+from hermes_spark.telemetry import OPEN_TURNS
 
 log = logging.getLogger(__name__)
 
@@ -52,15 +55,27 @@ REQUEST_BOUND_S = 90.0
 OpenShard = Callable[[int, TermId, Position, dict[str, int]], Shard]
 """(shard, term, committed position, ends) -> the shard, opened and folded. Blocking; called off the loop."""
 
+MakeAhead = Callable[[Lanes], RunAhead]
+"""Called at the driver's first order to run ahead, on the loop."""
+
 
 class AgentHost:
     """One host. Made on its event loop; `run` returns when it has ended."""
 
     def __init__(
-        self, payload: HostPayload, make_services: Callable[[AgentHost], Services], open_shard: OpenShard
+        self,
+        payload: HostPayload,
+        make_services: Callable[[AgentHost], Services],
+        open_shard: OpenShard,
+        make_ahead: MakeAhead | None = None,
+        early: EarlyOutcomes | None = None,
     ) -> None:
         self._payload = payload
         self._open_shard = open_shard
+        self._make_ahead = make_ahead
+        self._ahead: RunAhead | None = None
+        self._early = early
+        self._address = ""
         self._loop = asyncio.get_running_loop()
         self._owned: dict[int, tuple[TermId, Shard, EffectRunner]] = {}
         self._stopped: asyncio.Future[HostExit] = self._loop.create_future()
@@ -70,9 +85,8 @@ class AgentHost:
         self._wire = self.services.settings.host
         self._offers = Offers(self, self._wire)
         self._one_assignment = asyncio.Lock()
-        self._logging: set[asyncio.Task[None]] = set()
         turn_log = self.services.settings.telemetry.turn_log
-        self._turn_log = JsonLines(turn_log, f"turns-{payload.index}-{os.getpid()}.jsonl") if turn_log else None
+        self._turn_log = TurnLog(turn_log, payload.index) if turn_log else None
 
     async def run(self) -> HostExit:
         """Serve until stopped."""
@@ -80,18 +94,21 @@ class AgentHost:
         server = WireServer(
             self._payload.address or local_address(self._payload.driver), self._payload.token, self, self._wire
         )
-        flushing = self._loop.create_task(self._flusher.run())
-        flushing.add_done_callback(self._task_ended)
+        self._address = server.address
+        flushing, expiring = (self._loop.create_task(part.run()) for part in (self._flusher, self._expiry))
+        for task in (flushing, expiring):
+            task.add_done_callback(self._task_ended)
         watching = self._loop.create_task(self._watch_parent(parent))
-        expiring = self._loop.create_task(self._expiry.run())
-        expiring.add_done_callback(self._task_ended)
         self._loop.add_signal_handler(signal.SIGHUP, self._hang_up)
         try:
-            await self._loop.run_in_executor(None, self._register, server.address)
+            await self._loop.run_in_executor(None, register, self._payload, server.address, self._wire)
             return await self._stopped
         finally:
             watching.cancel()
             expiring.cancel()
+            for part in (self._ahead, self._early):
+                if part is not None:
+                    await part.close()
             self._flusher.stop()
             await asyncio.wait([flushing])
             self._offers.close()
@@ -106,7 +123,7 @@ class AgentHost:
         return asyncio.run_coroutine_threadsafe(self._offers.take(header, rows), self._loop).result(REQUEST_BOUND_S)
 
     def act(self, action: str, body: bytes) -> bytes:
-        """Answer `assign`, `release`, `barrier`, `ping` and `stop`."""
+        """Answer `assign`, `release`, `barrier`, `ahead`, `ping` and `stop`."""
         work: Coroutine[None, None, msgspec.Struct]
         if action == "assign":
             work = self._assign(unpack(body, Assignment))
@@ -114,6 +131,8 @@ class AgentHost:
             work = self._release(unpack(body, Release).shards)
         elif action == "barrier":
             work = self._answer_barrier(body)
+        elif action == "ahead":
+            work = self._run_ahead(unpack(body, AheadOrder))
         elif action == "ping":
             work = self._ping()
         elif action == "stop":
@@ -149,10 +168,12 @@ class AgentHost:
     def turn_ended(self, outcome: Outcome) -> None:
         """Note an outcome: make room known, and log it once durable."""
         self._offers.turn_ended()
+        number = shard_of(outcome.session_id, self.services.settings.state.shards)
+        shard = self._owned[number][1]
+        if self._early is not None:
+            self._early.ended(shard, number, outcome)
         if self._turn_log is not None:
-            task = self._loop.create_task(self._log_durable(outcome))
-            self._logging.add(task)
-            task.add_done_callback(self._logging.discard)
+            self._turn_log.ended(shard, outcome)
 
     def turn_waits(self) -> None:
         """A turn waits for an approval and takes no room meanwhile."""
@@ -203,6 +224,8 @@ class AgentHost:
         return await self._barrier()
 
     async def _barrier(self) -> Barrier:
+        if self._early is not None:
+            self._early.note()
         positions = []
         for number, (_, shard, _) in sorted(self._owned.items()):
             await shard.durable()
@@ -210,6 +233,13 @@ class AgentHost:
             shard.committed()
         OPEN_TURNS.set(self.open_turns)
         return Barrier(tuple(positions), self.open_turns, self.ended_turns)
+
+    async def _run_ahead(self, order: AheadOrder) -> AheadReport:
+        if self._ahead is None:
+            if self._make_ahead is None:
+                raise HostError("this host reads no source ahead")
+            self._ahead = self._make_ahead(Lanes(self._address, self._payload.token, self._wire, self._offers))
+        return await self._ahead.order(order)
 
     async def _ping(self) -> HostExit:
         return HostExit()
@@ -222,15 +252,6 @@ class AgentHost:
     def _end(self, exit_: HostExit) -> None:
         if not self._stopped.done():
             self._stopped.set_result(exit_)
-
-    async def _log_durable(self, outcome: Outcome) -> None:
-        held = self._owned.get(shard_of(outcome.session_id, self.services.settings.state.shards))
-        if held is not None and self._turn_log is not None:
-            try:
-                await held[1].durable()
-            except StateError:
-                return  # an outcome that never became durable
-            self._turn_log.write(turn_id=outcome.turn_id, status=outcome.status, ts=outcome.event_ts_ms)
 
     def broken(self, shard: Shard, error: BaseException) -> None:
         """A shard cannot go on: whoever waits for it hears of it, and the host ends."""
@@ -261,16 +282,6 @@ class AgentHost:
         self._flusher.close()
         await self.services.model.close()
         await self.services.tools.close()
-
-    def _register(self, address: str) -> None:
-        client = WireClient(self._payload.driver, self._payload.token, self._wire)
-        me = Registration(self._payload.index, address, os.getpid(), socket.gethostname())
-        try:
-            client.act("register", pack(me), 10.0)
-        except HostAbsent as exc:
-            raise HostError(f"the driver at {self._payload.driver} cannot be reached from this host: {exc}") from None
-        finally:
-            client.close()
 
     async def _watch_parent(self, parent: int) -> None:
         """End when the process that forked us is gone: nobody else would notice an orphan."""

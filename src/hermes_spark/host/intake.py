@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from hermes_spark.errors import HandoffError
 from hermes_spark.events import Coordinates
+from hermes_spark.host.ahead_wire import AheadRange
 from hermes_spark.host.wire import Span
 from hermes_spark.state.snapshots import ShardMemory
 
@@ -44,6 +45,18 @@ class Intake:
             self._batch, self._ids = batch, set()
         if batch == self._batch:
             self._ids.add((coordinates.partition, coordinates.offset))
+
+    def wants(self, ahead: AheadRange) -> int | None:
+        """Where the shard would go on in the partition, if a range of run-ahead leaves a gap before it; else None."""
+        assert self._next is not None, "only sources with offsets are read ahead"
+        following = max(self._next.get(ahead.partition, 0), ahead.floor)
+        self._next[ahead.partition] = following
+        return following if ahead.start > following else None
+
+    def reached(self, ahead: AheadRange) -> None:
+        """All events of a range are taken. Forgotten with the owner: the next one asks for what the journal does not show."""
+        assert self._next is not None, "only sources with offsets are read ahead"
+        self._next[ahead.partition] = max(self._next[ahead.partition], ahead.stop)
 
     def has(self, coordinates: Coordinates, batch: int, span: Span | None) -> bool:
         """Whether the row was taken before.

@@ -28,7 +28,16 @@ from hermes_spark.host.wire import Span
 from hermes_spark.settings import Settings
 from hermes_spark.state.agent_state import AgentState, decode_state, encode_state
 from hermes_spark.state.journal import Group, ShardJournal
-from hermes_spark.state.records import Outcome, Position, Record, Rejected, SessionRecord, Taken, TermStarted
+from hermes_spark.state.records import (
+    Outcome,
+    Position,
+    PublishedEarly,
+    Record,
+    Rejected,
+    SessionRecord,
+    ShardRecord,
+    Taken,
+)
 from hermes_spark.state.snapshots import Contents, ShardMemory
 from hermes_spark.tools.registry import Registry
 
@@ -66,7 +75,7 @@ class Shard:
         self._rules = rules
         self.journal = journal
         self.sessions = sessions
-        self._intake = intake
+        self.intake = intake
         self._now_ms = 0
         self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._pressure = Pressure()
@@ -84,7 +93,7 @@ class Shard:
         self._now_ms = memory.now_ms
         for turn_id, (session_id, size) in memory.held.items():
             self._pressure.hold(session_id, turn_id, size)
-        self._intake.remember(memory)
+        self.intake.remember(memory)
         for data in contents.states:
             state = decode_state(data)
             self.sessions.put(state, 0)
@@ -97,7 +106,7 @@ class Shard:
         """Live through the records of earlier terms. Called once, before anything else."""
         for lsn, record in past:
             self._remember(record)
-            if not isinstance(record, TermStarted | Rejected):
+            if not isinstance(record, ShardRecord):
                 self._step(record, lsn)
             if self.sessions.unwritten >= FOLD_SLICE:
                 self.sessions.write_back(self.journal.position())
@@ -105,10 +114,10 @@ class Shard:
 
     def take(self, row: Row, batch: int, span: Span | None) -> Taken | Rejected | None:
         """Take or reject one row; None when it was taken before. Durable only once `durable` returns."""
-        if self._intake.has(row.coordinates, batch, span):
+        if self.intake.has(row.coordinates, batch, span):
             return None
         record = self._decide(row, batch)
-        self._intake.fold(row.coordinates, batch)
+        self.intake.fold(row.coordinates, batch)
         if isinstance(record, Rejected):
             self._append(record)
         else:
@@ -119,6 +128,10 @@ class Shard:
     def append(self, record: SessionRecord) -> AgentState | None:
         """Append a fact of a session and apply it."""
         return self._step(record, self._append(record))
+
+    def published_early(self, lsns: tuple[int, ...]) -> None:
+        """Append that a sink has confirmed the outcomes of these records."""
+        self._append(PublishedEarly(lsns, self.now_ms()))
 
     def effects(self, session_id: str) -> tuple[Effect, ...]:
         """What the session wants now."""
@@ -211,7 +224,7 @@ class Shard:
             wanted.set_result(Capture(self.journal.position(), *image))
 
     def _look(self) -> tuple[ShardMemory, list[bytes], list[AgentState], list[str]]:
-        return self._intake.memory(self._now_ms, dict(self._pressure.turns)), *self.sessions.image()
+        return self.intake.memory(self._now_ms, dict(self._pressure.turns)), *self.sessions.image()
 
     def _append(self, record: Record) -> int:
         if self.failure is not None:
@@ -267,10 +280,10 @@ class Shard:
     def _remember(self, record: Record) -> None:
         self._now_ms = max(self._now_ms, record.time_ms)
         if isinstance(record, Taken):
-            self._intake.fold(record.event.coordinates, record.batch)
+            self.intake.fold(record.event.coordinates, record.batch)
             self._hold(record, sum(len(m.content) for m in record.event.messages))
         elif isinstance(record, Rejected):
-            self._intake.fold(record.coordinates, record.batch)
+            self.intake.fold(record.coordinates, record.batch)
 
     def _hold(self, record: Taken, size: int) -> None:
         if record.turn_id and not record.repeat:

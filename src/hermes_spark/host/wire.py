@@ -18,6 +18,7 @@ from pyarrow import flight
 
 from hermes_spark.errors import HostAbsent, HostError, StartError
 from hermes_spark.events import Coordinates, Row
+from hermes_spark.host.ahead_wire import AheadRange
 from hermes_spark.host.wire_errors import answering, carried, first_line
 from hermes_spark.host.wire_tls import calling, check_trust, serving
 from hermes_spark.settings import HostSettings
@@ -55,6 +56,8 @@ class OfferHeader(msgspec.Struct, frozen=True):
     """The term under which the sender believes each shard to be owned by the receiver."""
     spans: dict[str, Span] = {}
     """By partition; a partition that is not here has no offsets (its rows are known by id within the batch)."""
+    ahead: tuple[AheadRange, ...] = ()
+    """Of an offer by run-ahead, which comes without spans: the ranges that its rows make up, in order."""
 
 
 class OfferAnswer(msgspec.Struct, frozen=True):
@@ -69,6 +72,8 @@ class OfferAnswer(msgspec.Struct, frozen=True):
     """Some were not taken for want of room."""
     ended: int = 0
     """Turns this host has ended so far: shows progress while it is full."""
+    wanted: tuple[int, ...] = ()
+    """For each range of run-ahead: `TAKEN`, or the offset that the shard wants next, or `cursors.NOBODY`."""
 
 
 class HostPayload(msgspec.Struct, frozen=True):

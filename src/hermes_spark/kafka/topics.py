@@ -81,6 +81,7 @@ class Topics:
 
     def _failed(self, exc: KafkaException) -> KafkaError:
         """The error to raise; with what the connection's threads said meanwhile, such as a refused login."""
+        self._admin.poll(0)  # what they said waits until somebody polls
         trouble = f" ({self._trouble})" if self._trouble else ""
         return KafkaError(
             f"Kafka at {self._where} did not answer as it should: {_said(exc)}{trouble}; check kafka.bootstrap_servers and "

@@ -32,6 +32,7 @@ OTHER_VARIABLES = frozenset(
         "HERMES_DRIVER_NOTE",  # where the driver tells the program that submitted it how it fares
         "HERMES_FAULTS",  # which crash points are armed, for recovery tests
         "HERMES_FAULTS_DIR",  # where a crash point notes that it has fired
+        "HERMES_KAFKA_JARS",  # scripts/kafka: where the jars of broker and connector lie
         "HERMES_TRITON_VENV",  # scripts/triton: where Triton's own environment lies
         "HERMES_PYTHON",  # scripts/setup: the interpreter that .venv is built from
     }

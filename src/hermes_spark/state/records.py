@@ -246,6 +246,14 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True, tag="o"):
     """Of a turn that failed or was cancelled, in the order they were made."""
 
 
+class PublishedEarly(msgspec.Struct, frozen=True, array_like=True, tag="p"):
+    """A sink has confirmed outcomes that the host sent it as soon as they were durable: no batch sends them again."""
+
+    lsns: tuple[int, ...]
+    """Of the outcomes' records in this journal."""
+    time_ms: int
+
+
 class Expired(msgspec.Struct, frozen=True, array_like=True, tag="z"):
     """A session was idle for its whole time to live: nothing is kept of it. Void while a turn is open or queued."""
 
@@ -264,9 +272,11 @@ class Expired(msgspec.Struct, frozen=True, array_like=True, tag="z"):
     memory: JsonObject = {}
 
 
-Record = TermStarted | Taken | Rejected | Completed | Intent | Returned | Overdue | Outcome | Resumed | Lapsed | Expired
+ShardRecord = TermStarted | Rejected | PublishedEarly
+"""Records of no session."""
 SessionRecord = Taken | Completed | Intent | Returned | Overdue | Outcome | Resumed | Lapsed | Expired
 """Records that belong to one session and are folded into its AgentState."""
+Record = ShardRecord | SessionRecord
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Record)

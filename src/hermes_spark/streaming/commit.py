@@ -70,10 +70,21 @@ class Commit(msgspec.Struct, frozen=True):
     taken: int
     skipped: int
     time_ms: int
+    settled: dict[int, Position] | None = None
+    """Up to where Kafka has every outcome, or will not be sent it again, before N; None: as `published`."""
+    early: bool = False
+    """Whether the outcomes since the last publishing commit are left to the hosts, and N only sends again what those before
+    lack."""
 
     def rest(self) -> dict[int, Position]:
         """Where the unpublished part begins after N."""
         return self.positions if self.publish else self.published
+
+    def settles(self) -> dict[int, Position]:
+        """`settled` after N."""
+        if not self.publish:
+            return self.published if self.settled is None else self.settled
+        return self.published if self.early else self.positions
 
 
 class CommitLog:

@@ -19,7 +19,7 @@ from hermes_spark.events import ROUTING_VERSION, shard_of
 from hermes_spark.state.agent_state import AgentState
 from hermes_spark.state.arrow import AGENT_STATE, to_struct
 from hermes_spark.state.journal_reader import JournalReader
-from hermes_spark.state.records import Position, Record, Rejected, TermStarted
+from hermes_spark.state.records import Position, Record, ShardRecord
 from hermes_spark.state.storage import Storage, as_local
 from hermes_spark.streaming.commit import FORMAT, Commit, CommitLog, Meta
 from hermes_spark.streaming.snapshot_start import Start, start_of
@@ -72,7 +72,7 @@ class Committed:
         start = self.start(shard)
         states = dict(start.states)
         for _, record in self.records(shard, start.position):
-            if not isinstance(record, TermStarted | Rejected):
+            if not isinstance(record, ShardRecord):
                 state = apply(states.pop(record.session_id, None), record)
                 if state is not None:
                     states[record.session_id] = state
@@ -93,7 +93,7 @@ class Committed:
         start = self.start(shard)
         state = start.states.get(session_id)
         for _, record in self.records(shard, start.position):
-            if not isinstance(record, TermStarted | Rejected) and record.session_id == session_id:
+            if not isinstance(record, ShardRecord) and record.session_id == session_id:
                 state = apply(state, record)
         if state is None:
             raise SettingsError(

@@ -9,8 +9,6 @@ the very slot that the task holds. Rows of absent owners come back as untaken, a
 
 from __future__ import annotations
 
-import functools
-import gc
 import logging
 import threading
 import time
@@ -27,8 +25,9 @@ from pyspark.sql import DataFrame
 from hermes_spark import faults
 from hermes_spark.errors import HandoffError, HermesError
 from hermes_spark.events import Coordinates, Row, routing_key, shard_of
-from hermes_spark.host.wire import ROWS, OfferHeader, Span, WireClient, rows_to_batch
-from hermes_spark.settings import HostSettings, Settings
+from hermes_spark.host.wire import ROWS, OfferHeader, Span, rows_to_batch
+from hermes_spark.settings import Settings
+from hermes_spark.streaming.connections import connected
 from hermes_spark.streaming.fleet import Fleet
 from hermes_spark.streaming.ownership import Ownership
 from hermes_spark.streaming.rows import decode, from_arrow
@@ -54,6 +53,11 @@ class HandoffPlan(msgspec.Struct, frozen=True):
     spans: dict[str, Span]
     shards: int
     settings: Settings
+
+    @property
+    def offsets(self) -> int:
+        """How many the spans hold together; as a rule as many rows, and never fewer."""
+        return sum(span.stop - span.start for span in self.spans.values())
 
 
 class Handed(msgspec.Struct, frozen=True):
@@ -145,7 +149,7 @@ class Offering:
                 self._plan.batch, tuple(shard for shard, _ in routed), self._plan.ownership.terms, self._plan.spans
             )
             try:
-                client = _connected(address, self._plan.ownership.token, self._plan.settings.host)
+                client = connected(address, self._plan.ownership.token, self._plan.settings.host)
                 answer = client.offer(header, [row for _, row in routed], OFFER_TIMEOUT_S)
             except HandoffError:
                 raise
@@ -161,14 +165,6 @@ class Offering:
                 return handed + Handed(untaken=tuple(row for _, row in routed))
             patience.check(address, answer.taken, answer.ended)
         return handed
-
-
-@functools.lru_cache(maxsize=64)
-def _connected(address: str, token: str, settings: HostSettings) -> WireClient:
-    """One connection per owner and process: a worker runs many tasks, and connecting costs more than an offer."""
-    # Spark's worker collects garbage after every task; what is loaded by now stays, and need not be walked each time.
-    gc.freeze()
-    return WireClient(address, token, settings)
 
 
 class _Patience:
@@ -233,7 +229,7 @@ def _run_tasks(frame: DataFrame, plan: HandoffPlan, tasks: int) -> list[Any]:
 
 def _few(frame: DataFrame, plan: HandoffPlan) -> Iterator[Row] | None:
     """The rows of a batch that is known to be small; None when tasks should offer them."""
-    total = sum(span.stop - span.start for span in plan.spans.values())
+    total = plan.offsets
     if not 0 < total <= plan.settings.intake.driver_rows:
         return None
     try:

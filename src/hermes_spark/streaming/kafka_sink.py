@@ -18,6 +18,7 @@ from hermes_spark.kafka.confirmed import ConfirmedProducer, Message
 from hermes_spark.kafka.connection import client_config
 from hermes_spark.kafka.topics import Topics
 from hermes_spark.settings import KafkaSinkSettings, Settings
+from hermes_spark.streaming.tables import PlacedRecord, build_tables
 
 MAX_VALUE_BYTES = 900_000
 """Of a record's value; what is longer is cut, and says so. The rest of the record has room below `MAX_RECORD_BYTES`."""
@@ -73,24 +74,30 @@ class KafkaSink:
         except KafkaError as exc:
             raise StartError(str(exc)) from None
 
-    def publish(self, batch_id: int, tables: Mapping[str, pa.Table]) -> None:
-        """Send the rows. Raises `KafkaError` unless all are confirmed."""
-        del batch_id  # the same rows are the same records, whichever batch sends them
-        self._sender.send(messages(tables, self._topics))
+    def publish(self, tables: Mapping[str, pa.Table], unsettled: pa.Table) -> None:
+        """Send the rows; of outcomes those of `unsettled`. Raises `KafkaError` unless all are confirmed."""
+        self._sender.send(messages(tables, unsettled, self._topics))
 
 
-def messages(tables: Mapping[str, pa.Table], topics: KafkaSinkSettings) -> Iterator[Message]:
-    """The records of a batch's tables, those of one topic in the rows' order."""
-    for row in tables["outcomes"].to_pylist():
-        if topics.outcomes_topic:
+def messages(tables: Mapping[str, pa.Table], unsettled: pa.Table, topics: KafkaSinkSettings) -> Iterator[Message]:
+    """The records of a batch's tables, those of one topic in the rows' order; `unsettled`: the outcomes to send."""
+    if topics.outcomes_topic:
+        for row in unsettled.to_pylist():
             yield message(topics.outcomes_topic, row)
-        if topics.calls_topic:
+    if topics.calls_topic:
+        for row in tables["outcomes"].to_pylist():
             shared = {name: row[name] for name in _OF_CALLS}
             for call in row["calls"]:
                 yield message(topics.calls_topic, {**shared, **call, "schema_version": row["schema_version"]})
     if topics.dead_letters_topic:
         for row in tables["dead_letters"].to_pylist():
             yield message(topics.dead_letters_topic, row)
+
+
+def outcome_message(topic: str, query_id: str, placed: PlacedRecord) -> Message:
+    """The record of one outcome as it stands in the journal; the same bytes as `messages` makes of it."""
+    table = build_tables(query_id, 0, [placed])["outcomes"]
+    return message(topic, table.to_pylist()[0])
 
 
 def message(topic: str, row: Mapping[str, Any]) -> Message:

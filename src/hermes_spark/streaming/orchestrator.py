@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import msgspec
@@ -23,8 +23,8 @@ from hermes_spark import faults
 from hermes_spark.errors import HandoffError, StateError, Stopped
 from hermes_spark.host.wire import Barrier, Span
 from hermes_spark.settings import Settings
-from hermes_spark.state.journal_store import RecordReader
-from hermes_spark.state.records import Position, Record
+from hermes_spark.state.records import Position
+from hermes_spark.streaming.ahead import RunAheadOrders
 from hermes_spark.streaming.commit import Commit, CommitLog, check_stored, check_succession, source_digest
 from hermes_spark.streaming.driver_note import DriverNote
 from hermes_spark.streaming.fleet import Fleet
@@ -32,10 +32,9 @@ from hermes_spark.streaming.handoff import Handed, HandoffPlan, hand_over
 from hermes_spark.streaming.kafka_source import KafkaTopic
 from hermes_spark.streaming.ownership import CommittedView
 from hermes_spark.streaming.pruning import Pruner
-from hermes_spark.streaming.publish import Sink
+from hermes_spark.streaming.publishing import Publisher
 from hermes_spark.streaming.source import ranges
 from hermes_spark.streaming.spark_log import BatchOffsets, Reader, read_offsets
-from hermes_spark.streaming.tables import build_tables
 from hermes_spark.telemetry import JsonLines
 
 log = logging.getLogger(__name__)
@@ -47,7 +46,6 @@ class BatchParts(msgspec.Struct, frozen=True):
     """What an orchestrator is made of."""
 
     settings: Settings
-    query_id: str
     epoch: int
     look: Callable[[], None]
     """Raises `Superseded` when a newer driver is there: asked before every commit and every publish."""
@@ -57,15 +55,15 @@ class BatchParts(msgspec.Struct, frozen=True):
     """Spark's checkpoint directory."""
     settle: Callable[[int], None]
     """Makes what Spark wrote about a batch durable, so that a power cut leaves no commit of ours without it."""
-    readers: dict[int, RecordReader]
-    """By shard."""
-    sinks: Sequence[Sink]
+    publisher: Publisher
     tasks: int
     """Tasks a hand-off may use: slots minus hosts."""
     batch_log: JsonLines | None
     pruner: Pruner
     topic: KafkaTopic | None = None
     """What a kafka source reads."""
+    ahead: RunAheadOrders | None = None
+    """None where hosts do not run ahead."""
     note: DriverNote = DriverNote("")
 
 
@@ -75,7 +73,6 @@ class Orchestrator:
     def __init__(self, parts: BatchParts) -> None:
         self._parts = parts
         self._last = parts.commits.last()
-        self._published_at = 0.0
         self._busy = True
         self.quiet_since: float | None = None
         """Since when (monotonic) batches have seen neither an event nor an open turn; None while they do."""
@@ -115,7 +112,7 @@ class Orchestrator:
         if self._last.publish:
             parts.look()
             with watch.part("publish"):
-                self._publish(self._last)
+                parts.publisher.publish(self._last)
             faults.point("driver.after_publish")
         parts.commits.forget(batch)
         self._report(batch, watch)
@@ -141,7 +138,7 @@ class Orchestrator:
         parts.look()
         with watch.part("commit"):
             parts.settle(batch)
-            last = self._last
+            last, publish = self._last, parts.publisher.is_due() or waits
             commit = Commit(
                 batch=batch,
                 epoch=parts.epoch,
@@ -149,7 +146,9 @@ class Orchestrator:
                 ends={**({} if last is None else last.ends), **ends},
                 positions=positions,
                 published={} if last is None else last.rest(),
-                publish=waits or self._publish_is_due(),
+                publish=publish,
+                settled={} if last is None else last.settles(),
+                early=parts.publisher.early and not waits,
                 taken=handed.taken,
                 skipped=handed.skipped,
                 time_ms=time.time_ns() // 1_000_000,
@@ -159,6 +158,8 @@ class Orchestrator:
             parts.fleet.committed(CommittedView(self._last.positions, self._last.ends))
             parts.pruner.committed(self._last)
             parts.note.committed()
+        if parts.ahead is not None:
+            parts.ahead.committed(parts.fleet.ownership(), self._last.ends)
         faults.point("driver.after_commit")
         return ending
 
@@ -184,10 +185,23 @@ class Orchestrator:
             shards=parts.settings.state.shards,
             settings=parts.settings,
         )
-        frame.sparkSession.sparkContext.setJobDescription(f"batch {batch} · hand-off")
-        handed = hand_over(frame, plan, parts.fleet, parts.tasks)
+        if self._is_ahead(plan):
+            handed = Handed(skipped=plan.offsets)
+        else:
+            frame.sparkSession.sparkContext.setJobDescription(f"batch {batch} · hand-off")
+            handed = hand_over(frame, plan, parts.fleet, parts.tasks)
         self._busy = bool(handed.taken or handed.skipped)
         return handed, {partition: stop for partition, (_, stop) in spans.items()}
+
+    def _is_ahead(self, plan: HandoffPlan) -> bool:
+        """Whether hosts have read the whole batch already, and everything of it is durable."""
+        ahead, ends = self._parts.ahead, {} if self._last is None else self._last.ends
+        if ahead is None:
+            return False
+        if self._draining.is_set():
+            ahead.stop(plan.ownership)
+            return False
+        return ahead.cover(plan.ownership, ends, plan.spans)
 
     def _positions(self, batch: int) -> dict[int, Position]:
         barriers = self._parts.fleet.barrier(BARRIER_TIMEOUT_S, batch)
@@ -222,22 +236,6 @@ class Orchestrator:
                 raise HandoffError(f"no open turn has ended for {patience_s:g} s; is the model answering?")
             time.sleep(0.02)
 
-    def _publish_is_due(self) -> bool:
-        interval_s = self._parts.settings.sink.publish_interval_ms / 1000
-        return time.monotonic() - self._published_at >= interval_s
-
-    def _publish(self, commit: Commit) -> None:
-        if self._parts.sinks:
-            tables = build_tables(self._parts.query_id, commit.batch, self._between(commit.published, commit.positions))
-            for sink in self._parts.sinks:
-                sink.publish(commit.batch, tables)
-        self._published_at = time.monotonic()
-
-    def _between(self, after: dict[int, Position], upto: dict[int, Position]) -> Iterator[tuple[int, int, Record]]:
-        for shard, end in sorted(upto.items()):
-            for lsn, record in self._parts.readers[shard].read(after.get(shard, Position()), end):
-                yield shard, lsn, record
-
     def _report(self, batch: int, watch: _Stopwatch) -> None:
         assert self._last is not None
         parts_ms = {name: round(seconds * 1000, 1) for name, seconds in watch.parts.items()}
@@ -245,6 +243,8 @@ class Orchestrator:
         topic, fields = self._parts.topic, {"taken": self._last.taken, "skipped": self._last.skipped}
         if topic is not None and (lag := topic.lag(self._last.ends)) is not None:
             fields["lag"] = lag
+        if self._parts.ahead is not None:
+            fields["ahead"] = self._parts.ahead.taken
         if self._parts.batch_log is not None:
             self._parts.batch_log.write(batch=batch, **fields, ms=parts_ms)
 

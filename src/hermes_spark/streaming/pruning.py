@@ -34,7 +34,8 @@ class Pruner:
     def committed(self, commit: Commit) -> None:
         """Note commit N. Spark's own commit of N-1 is done by then, so what only N-2 and earlier ones needed may go.
 
-        What is kept: everything after the position of N-2, and after where the unpublished part began at N-1.
+        What is kept: everything after the position of N-2, and after where the unpublished part began at N-1, or that which
+        Kafka may lack.
         """
         before, self._commits = self._commits, (commit if self._commits is None else self._commits[1], commit)
         if before is None or (self.round is not None and not self.round.done()):
@@ -42,7 +43,8 @@ class Pruner:
         if before[0].batch == before[1].batch or self._clock() - self._begun < self._interval_s:
             return
         self._begun = self._clock()
-        self.round = self._thread.submit(self._prune, floors(before[0].positions, before[1].published))
+        unsettled = before[1].published if before[1].settled is None else before[1].settled
+        self.round = self._thread.submit(self._prune, floors(before[0].positions, before[1].published, unsettled))
 
     def close(self) -> None:
         """Let the round under way end, within the shard it is at."""

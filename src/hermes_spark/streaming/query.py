@@ -14,6 +14,7 @@ from pyspark.sql.streaming import StreamingQuery
 
 from hermes_spark.errors import HermesError, Stopped
 from hermes_spark.settings import Settings
+from hermes_spark.streaming.ahead import runs_ahead
 from hermes_spark.streaming.orchestrator import Orchestrator
 
 log = logging.getLogger(__name__)
@@ -43,7 +44,8 @@ def start(frame: DataFrame, settings: Settings, orchestrator: Orchestrator) -> S
     )
     if settings.trigger.available_now:
         return writer.trigger(availableNow=True).start()
-    return writer.trigger(processingTime=f"{settings.trigger.interval_ms} milliseconds").start()
+    interval_ms = settings.run_ahead.interval_ms if runs_ahead(settings) else settings.trigger.interval_ms
+    return writer.trigger(processingTime=f"{interval_ms} milliseconds").start()
 
 
 def watch(query: StreamingQuery, settings: Settings, orchestrator: Orchestrator, asked: Callable[[], bool]) -> Ended:
