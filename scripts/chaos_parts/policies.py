@@ -43,8 +43,9 @@ def kill_with_reconcilable_calls(world: World) -> None:
         world.send(question(f"s{n}", REFUND) for n in range(SESSIONS))
     world.start()
     world.mid_batch()
-    world.tools.part.signal(signal.SIGKILL)
+    world.tools.part.signal(signal.SIGSTOP)  # killed first, it would break connections, and the job would see that
     _kill_everything(world)
+    world.tools.part.signal(signal.SIGKILL)
     world.tools.part.wait(10)
     world.start_tools(urlsplit(world.tools.url).port or 0)
     world.drain()
@@ -67,8 +68,9 @@ def kill_while_approvals_wait(world: World) -> None:
     _kill_everything(world)
     waiting = sorted(world.rows("approvals"), key=lambda row: row["session_id"])
     approved = {row["call_id"] for row in waiting[::2]}
-    world.send(_decision(row, approve=row["call_id"] in approved) for row in waiting)
-    world.send(_decision(row, approve=row["call_id"] not in approved) for row in waiting)
+    first = [_decision(row, approve=row["call_id"] in approved) for row in waiting]
+    second = [_decision(row, approve=row["call_id"] not in approved) for row in waiting]
+    world.send(first + second)  # in one file: of two files of one instant, Spark may read either first
     world.start()
     world.until(lambda: _under_way(world) > 0, "approved calls under way")
     _kill_everything(world)
