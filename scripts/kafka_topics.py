@@ -7,8 +7,8 @@ import time
 import uuid
 from typing import Any
 
-from confluent_kafka import Consumer, Message, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
+from confluent_kafka import Consumer, KafkaException, Message, Producer, TopicCollection, TopicPartition
+from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic, OffsetSpec
 
 PATIENCE_S = 60.0
 
@@ -25,6 +25,7 @@ class Topics:
         name = name or f"t-{uuid.uuid4().hex[:8]}"
         sizes = {"max.message.bytes": "20000000", **config}
         self._admin.create_topics([NewTopic(name, partitions, 1, config=sizes)])[name].result(PATIENCE_S)
+        self._await(name, partitions)
         return name
 
     def delete(self, name: str) -> None:
@@ -36,11 +37,28 @@ class Topics:
 
     def add_partitions(self, name: str, total: int) -> None:
         self._admin.create_partitions([NewPartitions(name, total)])[name].result(PATIENCE_S)
+        self._await(name, total)
 
     def remove_records(self, name: str, before: int, partition: int = 0) -> None:
         """What retention does: the log begins at `before` then."""
         place = TopicPartition(name, partition, before)
         self._admin.delete_records([place])[place].result(PATIENCE_S)
+
+    def _await(self, name: str, partitions: int) -> None:
+        """Return when every partition answers: a broker hears a moment later of what the controller has made."""
+        latest = {TopicPartition(name, number): OffsetSpec.latest() for number in range(partitions)}
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                described = self._admin.describe_topics(TopicCollection([name]))[name].result(PATIENCE_S)
+                if len(described.partitions) == partitions:
+                    for answer in self._admin.list_offsets(latest).values():
+                        answer.result(PATIENCE_S)
+                    return
+            except KafkaException:
+                pass
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
 
     def send(self, name: str, *values: dict[str, Any] | bytes | None, partition: int = 0, **client: Any) -> None:
         """Send records, keyed by their session if they have one; `client` are properties of the producer."""
