@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from confluent_kafka import Producer
 
@@ -34,6 +33,7 @@ class KafkaJob(Job):
     ) -> None:
         self.topics = topics
         self.environment = environment or {}
+        self.runs_ahead = settings.get("run_ahead.enabled", False)
         self.source = topics.create()
         self.outcomes, self.calls, self.letters = (topics.create() for _ in range(3))
         self.tools = stack.tools()
@@ -208,14 +208,14 @@ def test_killed_and_started_again_with_nothing_lost_and_no_call_run_twice(job):
 
 
 def test_records_that_are_removed_before_they_are_read(job):
+    if job.runs_ahead:
+        pytest.skip("a host may have the records already, and then nothing is lost")
     assert job.part is not None
-    readers = [psutil.Process(pid) for pid in job.processes()]
-    for process in readers:
-        process.send_signal(signal.SIGSTOP)
+    driver = job.part.process
+    driver.send_signal(signal.SIGSTOP)
     job.topics.send(job.source, *(question(f"removed-{n}") for n in range(5)))
     job.topics.remove_records(job.source, 20 + 60 + 11 + 20 + 4)
-    for process in readers:
-        process.send_signal(signal.SIGCONT)
+    driver.send_signal(signal.SIGCONT)
     assert job.part.wait(PATIENCE_S) == 1
     assert f"records of topic {job.source} that were not read yet are gone" in job.part.tail()
     assert not {f"removed-{n}" for n in range(5)} & {row["session_id"] for row in job.topics.rows(job.outcomes)}
