@@ -127,9 +127,7 @@ class Orchestrator:
         with watch.part("handoff"):
             handed, ends = self._hand_over(frame, batch, offsets, previous)
         faults.point("driver.after_handoff")
-        ending = self._draining.is_set()
-        if ending and parts.ahead is not None:
-            parts.ahead.stop(parts.fleet.ownership())
+        ending = self._is_ending()
         waits = parts.settings.trigger.available_now or ending
         if waits:
             with watch.part("turns"):
@@ -164,6 +162,14 @@ class Orchestrator:
             parts.ahead.committed(parts.fleet.ownership(), self._last.ends)
         faults.point("driver.after_commit")
         return ending
+
+    def _is_ending(self) -> bool:
+        """Whether the job is asked to end: then hosts read nothing ahead any more."""
+        if not self._draining.is_set():
+            return False
+        if self._parts.ahead is not None:
+            self._parts.ahead.stop(self._parts.fleet.ownership())
+        return True
 
     def _hand_over(
         self, frame: DataFrame, batch: int, offsets: BatchOffsets, previous: BatchOffsets | None
